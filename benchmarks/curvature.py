@@ -21,9 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcgd import Participation, select_lambda
-from fedcgd.curvature import fitted
 from fedcgd.curvature.curves import private_loss
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.stationary import (
     best_lambda,
     best_nu,
@@ -47,7 +45,9 @@ from fedcgd.mechanisms import (
 )
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, fitted
+from fedcgd.optimisation.noise_curve import noise_curve
+from fedcgd.optimisation.toeplitz import blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
@@ -85,7 +85,7 @@ def simulation() -> None:
         "banded-toeplitz:3": BandedToeplitz((1.0, 0.6, 0.4)),
         "band-inv-mf:3": BandInvMF((1.0, -0.6, 0.1)),
         "blt:2": BLT((0.3, 0.2), (0.9, 0.4)),
-        "blt:2, fitted": fitted.blt(2, once, quadratic=TOY),
+        "blt:2, fitted": blt(2, once, quadratic=TOY),
         "nu-dp-ftrl:0.1": NuDPFTRL(0.1),
     }
     made_for_rounds: dict[str, Mechanism] = {
@@ -179,7 +179,7 @@ def one_number() -> None:
             best,
             practical(who),
             fitted.nu_dp_ftrl(who, quadratic=digits),
-            fitted.blt(2, who, quadratic=digits),
+            blt(2, who, quadratic=digits),
             catalogue.mechanism("noise-curve:8", who, curvature=digits),
             catalogue.mechanism("band-mf:8", who),
         ]

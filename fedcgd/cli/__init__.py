@@ -2,14 +2,14 @@
 
 import traceback
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from click import ClickException, Command, Context
 from click.exceptions import Abort, Exit
 
 from fedcgd import __version__
-from fedcgd.cli.usage import CarefulCommand, CarefulGroup, file_error
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup, fail
 from fedcgd.extras import missing_package
 
 EXIT_INTERNAL = 3
@@ -92,21 +92,13 @@ class _CommandsOnDemand(CarefulGroup):
         except (BrokenPipeError, ClickException, Exit, Abort):
             raise
         except ModuleNotFoundError as error:
-            _fail(missing_package(error))
-        except OSError as error:
-            _fail(file_error(error))
+            fail(missing_package(error))
         except MemoryError:
-            _fail("this takes more memory than there is; ask for fewer rounds, or for fewer bins (--separation)")
+            fail("this takes more memory than there is; ask for fewer rounds, or for fewer bins (--separation)")
         except Exception:
             traceback.print_exc()
             typer.echo("This is a mistake in fedcgd, not in what you asked. Nothing was found out.", err=True)
             raise typer.Exit(EXIT_INTERNAL) from None
-
-
-def _fail(message: str) -> NoReturn:
-    from fedcgd.cli.printing import fail
-
-    fail(message)
 
 
 def load(name: str) -> Command:

@@ -16,15 +16,14 @@ from fedcgd.audit.coins import COINS
 from fedcgd.audit.paths import audit_key, server_release
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOptions, takes
 from fedcgd.cli.printing import (
-    complaints,
     console,
-    explained_errors,
     key_value_table,
     number,
     print_json,
     status,
     when,
 )
+from fedcgd.cli.usage import complaints
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
@@ -69,49 +68,46 @@ def audit_command(
 
     Example: fedcgd audit --mechanism lambda-cgd:0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
     """
-    with explained_errors():
-        if (scores is None) == (rounds is None):
-            raise ValueError("give --rounds and a mechanism, or --scores of a run: one of the two")
-        if scores is not None:
-            promise = {"adjacency": ADJACENCY, "sampling": "that of the run", "claim": "that of the run"}
-            figures: dict[str, Any] = {}
-            coins = None
-            included, held_out = read_scores(scores)
-            result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
-        else:
-            assert rounds is not None
-            participation = run.run(rounds)
-            chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
-            sigma = noise_multiplier
-            if sigma is None:
-                sigma = calibrate(chosen, participation, epsilon=epsilon, delta=delta).noise_multiplier
-            check_noise_multiplier(sigma)
-            plan = Plan(
-                mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=delta
-            )
-            run_plan, claim, assumed = plan, epsilon, str(participation.sampling)
-            if assumed != "none":
-                known = without_sampling(participation)
-                plan = replace(plan, participation=known)
-                claim = plan.guarantee().epsilon
-                assumed = f"none: what σ of ε = {epsilon:g} under {assumed} gives to who knows the rounds"
-            promise = {
-                "adjacency": ADJACENCY,
-                "sampling": assumed,
-                "claim": f"σ = {sigma:.6g}, {plan.guarantee().method}",
-                "mechanism": spelling_of(chosen),
-                "participation": str(participation),
-            }
-            figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
-            with status(json, "simulating"):
-                both = [(plan, claim)] + [(run_plan, epsilon)] * (participation.sampling in COINS)
-                result, *others = [
-                    audit_plan(
-                        each, RELEASES[path](each, seed), epsilon=said, seed=seed, trials=trials, confidence=confidence
-                    )
-                    for each, said in both
-                ]
-                coins = next(iter(others), None)
+    if (scores is None) == (rounds is None):
+        raise ValueError("give --rounds and a mechanism, or --scores of a run: one of the two")
+    if scores is not None:
+        promise = {"adjacency": ADJACENCY, "sampling": "that of the run", "claim": "that of the run"}
+        figures: dict[str, Any] = {}
+        coins = None
+        included, held_out = read_scores(scores)
+        result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
+    else:
+        assert rounds is not None
+        participation = run.run(rounds)
+        chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
+        sigma = noise_multiplier
+        if sigma is None:
+            sigma = calibrate(chosen, participation, epsilon=epsilon, delta=delta).noise_multiplier
+        check_noise_multiplier(sigma)
+        plan = Plan(mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=delta)
+        run_plan, claim, assumed = plan, epsilon, str(participation.sampling)
+        if assumed != "none":
+            known = without_sampling(participation)
+            plan = replace(plan, participation=known)
+            claim = plan.guarantee().epsilon
+            assumed = f"none: what σ of ε = {epsilon:g} under {assumed} gives to who knows the rounds"
+        promise = {
+            "adjacency": ADJACENCY,
+            "sampling": assumed,
+            "claim": f"σ = {sigma:.6g}, {plan.guarantee().method}",
+            "mechanism": spelling_of(chosen),
+            "participation": str(participation),
+        }
+        figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
+        with status(json, "simulating"):
+            both = [(plan, claim)] + [(run_plan, epsilon)] * (participation.sampling in COINS)
+            result, *others = [
+                audit_plan(
+                    each, RELEASES[path](each, seed), epsilon=said, seed=seed, trials=trials, confidence=confidence
+                )
+                for each, said in both
+            ]
+            coins = next(iter(others), None)
     if json:
         print_json(asdict(result) | figures | promise | ({"with_coins": asdict(coins)} if coins else {}))
     else:

@@ -21,7 +21,6 @@ from fedcgd.cli.options import (
 )
 from fedcgd.cli.printing import (
     console,
-    explained_errors,
     figures,
     key_value_table,
     number,
@@ -56,17 +55,16 @@ class BudgetOptions(RunOptions):
 
         What the mechanism's spelling leaves open is chosen for the budget (`epsilon`, `delta`), if there is one.
         """
-        with explained_errors():
-            if self.method is not None and self.sampling != "balls-in-bins":
-                raise ValueError(
-                    f"--method {self.method} is a way to bound balls-in-bins, and --sampling is {self.sampling}: "
-                    "leave --method out"
-                )
-            participation, workload = self.run(self.rounds), self.workload(self.rounds)
-            with status(self.json) as say:
-                mechanism = self.chosen(participation, epsilon=epsilon, delta=delta, error=self.error, progress=say)
-                guarantee = ask(accountant(mechanism, participation, self.method), say)
-            values = figures(mechanism, participation, guarantee, workload, self.quadratic())
+        if self.method is not None and self.sampling != "balls-in-bins":
+            raise ValueError(
+                f"--method {self.method} is a way to bound balls-in-bins, and --sampling is {self.sampling}: "
+                "leave --method out"
+            )
+        participation, workload = self.run(self.rounds), self.workload(self.rounds)
+        with status(self.json) as say:
+            mechanism = self.chosen(participation, epsilon=epsilon, delta=delta, error=self.error, progress=say)
+            guarantee = ask(accountant(mechanism, participation, self.method), say)
+        values = figures(mechanism, participation, guarantee, workload, self.quadratic())
         if self.json:
             print_json(values)
         else:

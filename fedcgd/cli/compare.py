@@ -23,15 +23,14 @@ from fedcgd.cli.printing import (
     check_plot,
     console,
     drawn,
-    explained_errors,
     figures,
-    in_options,
     number,
     print_json,
     print_refusals,
     progress,
     sensitivity_text,
 )
+from fedcgd.cli.usage import in_options
 from fedcgd.optimisation.catalogue import TABLE, spelling_of
 
 _COLUMNS = ("noise_multiplier", "sensitivity", "rmse", "max_se")
@@ -74,30 +73,29 @@ def compare_command(
 
     Example: fedcgd compare --mechanism dp-sgd --mechanism bisr:16 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
-    with explained_errors():
-        check_plot(plot)
-        workload, curvature = when.workload(rounds), when.quadratic()
-        texts = mechanism or default_mechanisms(when.apart, rounds)
-        asked = [(text, RunOptions(**vars(when), mechanism=text)) for text in texts]
-        for _, one in asked:
-            one.spelling()  # refuses what is misspelled before any work
-        rows: list[dict[str, Any]] = []
-        with progress(len(asked), quiet=json) as step:
-            for text, one in asked:
-                step(text)
-                try:
-                    participation = one.run(rounds)
-                    made = one.chosen(participation, epsilon=epsilon, delta=delta, error=error)
-                    guarantee = calibrate(made, participation, epsilon=epsilon, delta=delta)
-                    label = f"{text} → {spelling_of(made)}" if one.spelling().is_open else text
-                    rows.append({"label": label, **figures(made, participation, guarantee, workload, curvature)})
-                except ValueError as reason:
-                    if len(asked) == 1:
-                        raise
-                    rows.append({"label": text, "error": in_options(str(reason))})
-        if all("error" in row for row in rows):
-            reasons = dict.fromkeys(row["error"] for row in rows)
-            raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))
+    check_plot(plot)
+    workload, curvature = when.workload(rounds), when.quadratic()
+    texts = mechanism or default_mechanisms(when.apart, rounds)
+    asked = [(text, RunOptions(**vars(when), mechanism=text)) for text in texts]
+    for _, one in asked:
+        one.spelling()  # refuses what is misspelled before any work
+    rows: list[dict[str, Any]] = []
+    with progress(len(asked), quiet=json) as step:
+        for text, one in asked:
+            step(text)
+            try:
+                participation = one.run(rounds)
+                made = one.chosen(participation, epsilon=epsilon, delta=delta, error=error)
+                guarantee = calibrate(made, participation, epsilon=epsilon, delta=delta)
+                label = f"{text} → {spelling_of(made)}" if one.spelling().is_open else text
+                rows.append({"label": label, **figures(made, participation, guarantee, workload, curvature)})
+            except ValueError as reason:
+                if len(asked) == 1:
+                    raise
+                rows.append({"label": text, "error": in_options(str(reason))})
+    if all("error" in row for row in rows):
+        reasons = dict.fromkeys(row["error"] for row in rows)
+        raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))
     rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
     if plot is not None:
         draw(plot, rows)

@@ -11,7 +11,6 @@ from fedcgd.cli.printing import (
     check_plot,
     console,
     drawn,
-    explained_errors,
     key_value_table,
     number,
     print_json,
@@ -90,41 +89,36 @@ def curve_command(
     Example: fedcgd curve --task digits --model tanh-cnn --clip-norm 1 --eigenvalues 20 -o spectrum.json --mechanism noise-curve:8
     --rounds 100 --separation 20 --learning-rate 0.5 --mechanism-file noise.json
     """
-    with explained_errors():
-        check_plot(plot)
-        if sum(each is not None for each in (source, task, spectrum)) != 1:
-            raise ValueError("say whose curvature: one of MODULE:FUNCTION, --task and --spectrum")
-        if mechanism is None and any(given is not None for given in (rounds, learning_rate, mechanism_file)):
-            raise ValueError(
-                "--rounds, --learning-rate and --mechanism-file are for a --mechanism to be fitted; give one"
-            )
-        participation = None
-        if mechanism is not None:
-            if rounds is None or learning_rate is None:
-                raise ValueError("noise is fitted to a run: give its --rounds and its --learning-rate")
-            participation = when.participation(rounds, MechanismSpec.parse(mechanism).bands)
-        if spectrum is not None:
-            measured = Spectrum.load(spectrum)
-        else:
-            chosen = {"task": task, "model": model, "public": public}
-            examples_of = _load(TASKS, **chosen, examples=examples) if task else _load(str(source))
-            settings = {"pretraining_epochs": pretraining_epochs, "pretraining_rate": pretraining_rate}
-            origin = (chosen if task else {"source": source}) | settings
-            measured = _measure(
-                examples_of, origin, eigenvalues=eigenvalues, clip_norm=clip_norm, seed=seed, quiet=json
-            )
-        if output is not None:
-            measured.save(output)
-        if plot is not None:
-            draw(plot, measured)
-        fitted = None
-        if mechanism is not None and participation is not None and learning_rate is not None:
-            with status(json) as say:
-                say(f"fitting {mechanism}")
-                quadratic = Quadratic(measured, learning_rate)
-                fitted = catalogue.mechanism(mechanism, participation, curvature=quadratic)
-            if mechanism_file is not None:
-                write_mechanism(fitted, mechanism_file)
+    check_plot(plot)
+    if sum(each is not None for each in (source, task, spectrum)) != 1:
+        raise ValueError("say whose curvature: one of MODULE:FUNCTION, --task and --spectrum")
+    if mechanism is None and any(given is not None for given in (rounds, learning_rate, mechanism_file)):
+        raise ValueError("--rounds, --learning-rate and --mechanism-file are for a --mechanism to be fitted; give one")
+    participation = None
+    if mechanism is not None:
+        if rounds is None or learning_rate is None:
+            raise ValueError("noise is fitted to a run: give its --rounds and its --learning-rate")
+        participation = when.participation(rounds, MechanismSpec.parse(mechanism).bands)
+    if spectrum is not None:
+        measured = Spectrum.load(spectrum)
+    else:
+        chosen = {"task": task, "model": model, "public": public}
+        examples_of = _load(TASKS, **chosen, examples=examples) if task else _load(str(source))
+        settings = {"pretraining_epochs": pretraining_epochs, "pretraining_rate": pretraining_rate}
+        origin = (chosen if task else {"source": source}) | settings
+        measured = _measure(examples_of, origin, eigenvalues=eigenvalues, clip_norm=clip_norm, seed=seed, quiet=json)
+    if output is not None:
+        measured.save(output)
+    if plot is not None:
+        draw(plot, measured)
+    fitted = None
+    if mechanism is not None and participation is not None and learning_rate is not None:
+        with status(json) as say:
+            say(f"fitting {mechanism}")
+            quadratic = Quadratic(measured, learning_rate)
+            fitted = catalogue.mechanism(mechanism, participation, curvature=quadratic)
+        if mechanism_file is not None:
+            write_mechanism(fitted, mechanism_file)
     show(measured, output, fitted, mechanism_file, json=json)
 
 

@@ -10,7 +10,7 @@ from fedcgd.accounting.explain import explain
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import plot_trade_off
 from fedcgd.cli.options import DeltaOption, JsonOption, RoundsOption, RunOptions, takes, usual
-from fedcgd.cli.printing import check_plot, console, explained_errors, print_json
+from fedcgd.cli.printing import check_plot, console, print_json
 
 
 @takes(RunOptions)
@@ -34,31 +34,30 @@ def explain_command(
 
     Example: fedcgd explain --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
-    with explained_errors():
-        check_plot(plot)
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError("give --epsilon or --noise-multiplier: one of the two")
-        participation = run.run(rounds)
-        if epsilon is None and run.spelling().is_open:
-            raise ValueError(
-                f"--noise-multiplier belongs to one mechanism: write --mechanism {run.spelling().row.spelling} with its number, "
-                "or give --epsilon, for which the number is chosen"
-            )
-        chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
-        steps = explain(
-            chosen,
-            participation,
-            clip_norm=clip_norm,
-            delta=delta,
-            epsilon=epsilon,
-            noise_multiplier=noise_multiplier,
-            rho=run.damping(participation, chosen),
+    check_plot(plot)
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError("give --epsilon or --noise-multiplier: one of the two")
+    participation = run.run(rounds)
+    if epsilon is None and run.spelling().is_open:
+        raise ValueError(
+            f"--noise-multiplier belongs to one mechanism: write --mechanism {run.spelling().row.spelling} with its number, "
+            "or give --epsilon, for which the number is chosen"
         )
-        if plot is not None:
-            sigma = next(step.value for step in steps if step.title == "noise")
-            assert sigma is not None
-            curve = trade_off(chosen, participation, noise_multiplier=sigma)
-            plot_trade_off(plot, {f"{chosen.name}, σ = {sigma:.4g}": curve})
+    chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
+    steps = explain(
+        chosen,
+        participation,
+        clip_norm=clip_norm,
+        delta=delta,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        rho=run.damping(participation, chosen),
+    )
+    if plot is not None:
+        sigma = next(step.value for step in steps if step.title == "noise")
+        assert sigma is not None
+        curve = trade_off(chosen, participation, noise_multiplier=sigma)
+        plot_trade_off(plot, {f"{chosen.name}, σ = {sigma:.4g}": curve})
     if json:
         print_json([asdict(step) for step in steps])
         return

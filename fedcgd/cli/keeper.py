@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from fedcgd.cli.options import JsonOption
-from fedcgd.cli.printing import EXIT_PROBLEMS, console, explained_errors, key_value_table, note, print_json
+from fedcgd.cli.printing import EXIT_PROBLEMS, console, key_value_table, note, print_json
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.keepers.agreement import EVALUATION, Kind
 from fedcgd.keepers.cards import KeeperKey, Keepers, check_name, host_and_port
@@ -43,13 +43,12 @@ def new(
 
     Example: fedcgd keeper new keeper.key --name court >> keepers.toml
     """
-    with explained_errors():
-        if key.exists():
-            raise ValueError(f"{key} is there already, and one key is for one run: give another name")
-        check_name(name)  # what is wrong is refused before there is a key
-        if address:
-            host_and_port(address)
-        card = replace(KeeperKey.from_file(key, create=True).card(name), address=address)
+    if key.exists():
+        raise ValueError(f"{key} is there already, and one key is for one run: give another name")
+    check_name(name)  # what is wrong is refused before there is a key
+    if address:
+        host_and_port(address)
+    card = replace(KeeperKey.from_file(key, create=True).card(name), address=address)
     if json:
         print_json({"name": card.name, "fingerprint": card.fingerprint, "toml": card.to_toml()})
         return
@@ -74,9 +73,8 @@ def serve(
 
     Example: fedcgd keeper serve keeper.key --keepers keepers.toml --certificate tls.crt --private-key tls.key --server server.crt
     """
-    with explained_errors():
-        tls = Tls(certificate=certificate, private_key=private_key, trusted=server)
-        service = KeeperService(key, Keepers.from_file(keepers), tls, host=host)
+    tls = Tls(certificate=certificate, private_key=private_key, trusted=server)
+    service = KeeperService(key, Keepers.from_file(keepers), tls, host=host)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with service:
         typer.echo(f"keeper {service.card.name} ({service.card.fingerprint}) answers at {service.card.address}")
@@ -93,8 +91,7 @@ def show(
 
     Example: fedcgd keeper show keepers.toml
     """
-    with explained_errors():
-        rows, values = _of_keepers(path) if path.suffix == ".toml" else _of_key(path)
+    rows, values = _of_keepers(path) if path.suffix == ".toml" else _of_key(path)
     if json:
         print_json(values)
     else:
@@ -113,15 +110,14 @@ def verify(
 
     Example: fedcgd keeper verify court=court.key.record union=union.key.record --ledger run.db
     """
-    with explained_errors():
-        found = {}
-        for word in records:
-            name, _, path = word.partition("=")
-            if not path or name in found:
-                raise ValueError(f"each record is NAME=FILE, each name once; got {word!r}")
-            check_name(name)
-            found[name] = read(Path(path))
-        problems = contradictions(found, ledger)
+    found = {}
+    for word in records:
+        name, _, path = word.partition("=")
+        if not path or name in found:
+            raise ValueError(f"each record is NAME=FILE, each name once; got {word!r}")
+        check_name(name)
+        found[name] = read(Path(path))
+    problems = contradictions(found, ledger)
     if json:
         print_json({"problems": problems, "rounds": {name: len(one.openings) for name, one in found.items()}})
     else:
@@ -142,11 +138,10 @@ def seal(key: KeyArgument, json: JsonOption = False) -> None:
 
     Example: fedcgd keeper seal keeper.key
     """
-    with explained_errors():
-        if not key.is_file():
-            raise ValueError(f"there is no key file {key}: nothing is deleted")
-        KeeperKey.from_file(key)  # it is a key, and not some other file
-        delete_key_file(key)
+    if not key.is_file():
+        raise ValueError(f"there is no key file {key}: nothing is deleted")
+    KeeperKey.from_file(key)  # it is a key, and not some other file
+    delete_key_file(key)
     if json:
         print_json({"deleted": str(key), "record": str(record_file(key))})
     else:

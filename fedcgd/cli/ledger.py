@@ -13,15 +13,13 @@ from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.cli.options import JsonOption
 from fedcgd.cli.printing import (
     EXIT_PROBLEMS,
-    complaints,
     console,
-    explained_errors,
     key_value_table,
     note,
     print_json,
     status,
 )
-from fedcgd.cli.usage import CarefulCommand, CarefulGroup
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup, complaints
 from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.export import records
@@ -53,7 +51,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
 
     Example: fedcgd ledger show run.db
     """
-    with explained_errors(), status(json):
+    with status(json):
         record, verification = records(path), ledger.verify(path)
     if json:
         print_json({"run": record["run"], "verification": verification.to_description()})
@@ -93,7 +91,7 @@ def verify(
 
     Example: fedcgd ledger verify run.db && echo sound
     """
-    with explained_errors(), status(json):
+    with status(json):
         register = register or register_beside(path)
         verification = ledger.verify(path, register=register)
     try:
@@ -130,8 +128,7 @@ def export(path: LedgerArgument) -> None:
 
     Example: fedcgd ledger export run.db > run.json
     """
-    with explained_errors():
-        print_json(ledger.export(path))
+    print_json(ledger.export(path))
 
 
 @command()
@@ -151,7 +148,7 @@ def compose(
 
     Example: fedcgd ledger compose A.db B.db
     """
-    with explained_errors(), status(json):
+    with status(json):
         found = ledger.joint(paths, delta=delta, user=user, register=register)
     if json:
         print_json(found.to_description())
@@ -195,8 +192,7 @@ def model(
 
     Example: fedcgd ledger model run.db model.npz --carried initial.npz
     """
-    with explained_errors():
-        count = ledger.save_model(path, target, carried=carried)
+    count = ledger.save_model(path, target, carried=carried)
     console.print(
         f"{so_many(count, 'array is', 'arrays are')} in {target}, those that were not trained as they are in {carried}"
         if carried
@@ -219,8 +215,7 @@ def adopt(
 
     Example: fedcgd ledger adopt run.db --key-file noise.key
     """
-    with explained_errors():
-        released = ledger.adopt(path, NoiseKey.from_file(key_file, runs=runs))
+    released = ledger.adopt(path, NoiseKey.from_file(key_file, runs=runs))
     console.print(
         f"{path} is adopted after {so_many(released, 'released round', 'released rounds')}, and goes on with {key_file}",
         soft_wrap=True,
@@ -236,8 +231,7 @@ def seal(
 
     Example: fedcgd ledger seal run.db --key-file noise.key
     """
-    with explained_errors():
-        ledger.seal(path, key_file)
+    ledger.seal(path, key_file)
     console.print(
         f"{path} is sealed"
         + (f", {key_file} is deleted" if key_file else "; delete its key where you keep it")

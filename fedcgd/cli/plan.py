@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, function_named
-from fedcgd.cli.printing import budget, check_plot, console, drawn, explained_errors, print_json, status
+from fedcgd.cli.printing import budget, check_plot, console, drawn, print_json, status
 from fedcgd.numeric import as_clip_norm
 from fedcgd.planning import (
     LinearModel,
@@ -105,30 +105,29 @@ def plan_command(
 
     Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred
     """
-    with explained_errors():
-        check_plot(plot)
-        as_clip_norm(clip_norm)
-        question = Question(
-            users=users, epsilon=epsilon, delta=delta, secret=tuple(name.value for name in secret or ()),
-            turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,
-            spectrum=_public(spectrum, sure=spectrum_is_public),
-            model=_linear(classes, features, uncentred),
-        )  # fmt: skip
-        if proxy is None and (record is not None or repeats != 1 or processes != 1):
-            raise ValueError(
-                "--record, --repeats and --processes are of rehearsals on a proxy: give --proxy, or leave them out"
+    check_plot(plot)
+    as_clip_norm(clip_norm)
+    question = Question(
+        users=users, epsilon=epsilon, delta=delta, secret=tuple(name.value for name in secret or ()),
+        turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,
+        spectrum=_public(spectrum, sure=spectrum_is_public),
+        model=_linear(classes, features, uncentred),
+    )  # fmt: skip
+    if proxy is None and (record is not None or repeats != 1 or processes != 1):
+        raise ValueError(
+            "--record, --repeats and --processes are of rehearsals on a proxy: give --proxy, or leave them out"
+        )
+    train = None if proxy is None else _proxy(proxy, sure=proxy_is_public)
+    with status(json) as say:
+        ranked: Sequence[PlannedRecipe] = (
+            plan_recipes(question, progress=say)
+            if train is None
+            else rehearse(
+                question, train, public=True, repeats=repeats, record=record, processes=processes, progress=say
             )
-        train = None if proxy is None else _proxy(proxy, sure=proxy_is_public)
-        with status(json) as say:
-            ranked: Sequence[PlannedRecipe] = (
-                plan_recipes(question, progress=say)
-                if train is None
-                else rehearse(
-                    question, train, public=True, repeats=repeats, record=record, processes=processes, progress=say
-                )
-            )
-            if plot is not None:
-                draw(plot, _frontier(question, say))
+        )
+        if plot is not None:
+            draw(plot, _frontier(question, say))
     if json:
         print_json(
             budget(epsilon, delta)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fedcgd.accounting import Guarantee
 from fedcgd.accounting.guarantee import ADJACENCY
-from fedcgd.cli.usage import file_error
+from fedcgd.cli.usage import complaints
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -33,48 +33,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-EXIT_PROBLEMS, EXIT_BAD_INPUT = 1, 2
+EXIT_PROBLEMS = 1
 _LINE_EVERY = 10.0  # seconds, at least, between lines on what is no terminal
 
 console = Console()
-complaints = Console(stderr=True)
 
-
-# What a message of the library calls a setting, and the option that sets it.
-_OPTIONS = {
-    "max_participations": "--participations",
-    "min_separation": "--separation",
-    "noise_multiplier": "--noise-multiplier",
-    "sampling_rate": "--sampling-rate",
-    "clip_norm": "--clip-norm",
-}
 _HOW_FAR = re.compile(r"(\d+) of (?:about )?(\d+)")
-_NAME = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
-_SUBJECT = re.compile(r"^(epsilon|delta|rounds|released|participations|trials|confidence)(?= must be)")
-
-
-@contextmanager
-def explained_errors() -> Iterator[None]:
-    """A ValueError inside, or a file that cannot be used, becomes one line on standard error, and exit code 2."""
-    try:
-        yield
-    except ValueError as error:
-        fail(in_options(str(error)))
-    except BrokenPipeError:  # whoever reads has read enough
-        raise
-    except OSError as error:
-        fail(file_error(error))
-
-
-def in_options(message: str) -> str:
-    """A message of the library, with the names of options in place of those of Python's arguments."""
-    return _SUBJECT.sub(r"--\1", _NAME.sub(lambda found: _OPTIONS[found[0]], message))
-
-
-def fail(message: str) -> NoReturn:
-    """Say what is wrong and leave with exit code 2."""
-    complaints.print(f"[bold red]Error:[/bold red] {escape(message)}", soft_wrap=True, highlight=False)
-    raise typer.Exit(EXIT_BAD_INPUT)
 
 
 def print_json(value: Any) -> None:

@@ -19,7 +19,7 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.ledger import LedgerArgument, RegisterOption
-from fedcgd.cli.printing import EXIT_PROBLEMS, console, explained_errors, finite, status
+from fedcgd.cli.printing import EXIT_PROBLEMS, console, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
 from fedcgd.files import whole
 from fedcgd.ledger import client_metrics
@@ -54,7 +54,7 @@ def report_command(
 
     Example: fedcgd report run.db -o report.html
     """
-    with explained_errors(), status(False) as progress:
+    with status(False) as progress:
         if output.suffix not in FORMATS:
             raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {output}")
         if output.resolve() == path.resolve():

@@ -22,7 +22,6 @@ from fedcgd.cli.printing import (
     check_plot,
     console,
     drawn,
-    explained_errors,
     key_value_table,
     number,
     print_json,
@@ -56,21 +55,20 @@ def select_lambda_command(
 
     Example: fedcgd select-lambda --objective rmse --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
-    with explained_errors():
-        check_plot(plot)
-        participation, curvature = when.participation(rounds), when.quadratic()
-        chosen = objective or ("excess" if curvature is None else "curvature")
-        with status(json, "searching") as say:
-            found = select_lambda(
-                participation,
-                objective=chosen,
-                epsilon=epsilon,
-                delta=delta,
-                normalize=normalized,
-                workload=when.workload(rounds),
-                curvature=curvature,
-                progress=say,
-            )
+    check_plot(plot)
+    participation, curvature = when.participation(rounds), when.quadratic()
+    chosen = objective or ("excess" if curvature is None else "curvature")
+    with status(json, "searching") as say:
+        found = select_lambda(
+            participation,
+            objective=chosen,
+            epsilon=epsilon,
+            delta=delta,
+            normalize=normalized,
+            workload=when.workload(rounds),
+            curvature=curvature,
+            progress=say,
+        )
     if plot is not None:
         draw(plot, found)
     if json:
@@ -107,32 +105,31 @@ def select_bands_command(
 
     Example: fedcgd select-bands --sampling cyclic-poisson --rounds 128 --participations 8 --epsilon 2 --delta 1e-8
     """
-    with explained_errors():
-        asked, workload, curvature = MechanismSpec.parse(mechanism), when.workload(rounds), when.quadratic()
-        if asked.open[:1] != (BANDS,):
+    asked, workload, curvature = MechanismSpec.parse(mechanism), when.workload(rounds), when.quadratic()
+    if asked.open[:1] != (BANDS,):
+        raise ValueError(
+            f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"
+        )
+    longest = when.apart
+    if when.sampling == "cyclic-poisson" and when.apart == 1:
+        if when.sampling_rate is not None:
             raise ValueError(
-                f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"
+                "--sampling-rate is of a group of users, and each number of bands has groups of its own: give "
+                "--participations, or --separation for one number of groups"
             )
-        longest = when.apart
-        if when.sampling == "cyclic-poisson" and when.apart == 1:
-            if when.sampling_rate is not None:
-                raise ValueError(
-                    "--sampling-rate is of a group of users, and each number of bands has groups of its own: give "
-                    "--participations, or --separation for one number of groups"
-                )
-            longest = max(1, rounds // (when.participations or rounds))
-        with status(json, "searching") as say:
-            found = select_bands(
-                asked,
-                lambda p: when.participation(rounds, p),
-                longest,
-                epsilon=epsilon,
-                delta=delta,
-                error=error,
-                workload=workload,
-                curvature=curvature,
-                progress=say,
-            )
+        longest = max(1, rounds // (when.participations or rounds))
+    with status(json, "searching") as say:
+        found = select_bands(
+            asked,
+            lambda p: when.participation(rounds, p),
+            longest,
+            epsilon=epsilon,
+            delta=delta,
+            error=error,
+            workload=workload,
+            curvature=curvature,
+            progress=say,
+        )
     if json:
         chosen = {
             "bands": found.bandwidth,

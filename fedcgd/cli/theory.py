@@ -27,7 +27,6 @@ from fedcgd.cli.printing import (
     check_plot,
     console,
     drawn,
-    explained_errors,
     number,
     print_json,
     print_refusals,
@@ -92,28 +91,27 @@ def theory_command(
 
     Example: fedcgd theory --spectrum spectrum.json --rounds 1000 --separation 100 --epsilon 8 --delta 1e-5
     """
-    with explained_errors():
-        check_plot(plot)
-        found = Spectrum.load(spectrum)
-        if found.largest == 0:
-            raise ValueError(
-                f"{spectrum} has no curvature: all its eigenvalues are 0; give one that `fedcgd curve` measured"
-            )
-        quadratic = Quadratic(found, 1 / found.largest if learning_rate is None else learning_rate)
-        texts = list(dict.fromkeys(mechanism or default_mechanisms(when.apart)))
-        asked = [RunOptions(**vars(when), mechanism=text) for text in texts]
+    check_plot(plot)
+    found = Spectrum.load(spectrum)
+    if found.largest == 0:
+        raise ValueError(
+            f"{spectrum} has no curvature: all its eigenvalues are 0; give one that `fedcgd curve` measured"
+        )
+    quadratic = Quadratic(found, 1 / found.largest if learning_rate is None else learning_rate)
+    texts = list(dict.fromkeys(mechanism or default_mechanisms(when.apart)))
+    asked = [RunOptions(**vars(when), mechanism=text) for text in texts]
+    for one in asked:
+        one.spelling()  # refuses what is misspelled before any work
+    plain = Participation(rounds=rounds, min_separation=when.apart, max_participations=when.participations)
+    rows: list[dict[str, Any]] = []
+    curves: list[Curve] = []
+    with progress(len(asked) + (0 if plot is None else _CURVE_POINTS), quiet=json) as step:
         for one in asked:
-            one.spelling()  # refuses what is misspelled before any work
-        plain = Participation(rounds=rounds, min_separation=when.apart, max_participations=when.participations)
-        rows: list[dict[str, Any]] = []
-        curves: list[Curve] = []
-        with progress(len(asked) + (0 if plot is None else _CURVE_POINTS), quiet=json) as step:
-            for one in asked:
-                step(one.mechanism)
-                rows += _rows(one, rounds, quadratic, epsilon, delta)
-            if plot is not None:
-                curves = _curves(plain, quadratic, step)
-        summary = _summary(quadratic, asked[0].run(rounds), epsilon, delta)
+            step(one.mechanism)
+            rows += _rows(one, rounds, quadratic, epsilon, delta)
+        if plot is not None:
+            curves = _curves(plain, quadratic, step)
+    summary = _summary(quadratic, asked[0].run(rounds), epsilon, delta)
     rows.sort(key=lambda row: row.get("loss", math.inf))
     if plot is not None:
         draw(plot, curves)

@@ -1,13 +1,31 @@
-"""What the command line says when it is called in a wrong way: all that is missing, and what was probably meant."""
+"""What the command line says when it is called in a wrong way: all that is missing, what was probably meant, what is refused."""
 
+import re
 from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from click import Command, Context, Parameter
-from click.exceptions import BadOptionUsage, BadParameter, MissingParameter, NoSuchOption, UsageError
+from click.exceptions import BadOptionUsage, BadParameter, Exit, MissingParameter, NoSuchOption, UsageError
+from rich.console import Console
+from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
+
+EXIT_BAD_INPUT = 2
+
+complaints = Console(stderr=True)
+
+# What a message of the library calls a setting, and the option that sets it.
+_OPTIONS = {
+    "max_participations": "--participations",
+    "min_separation": "--separation",
+    "noise_multiplier": "--noise-multiplier",
+    "sampling_rate": "--sampling-rate",
+    "clip_norm": "--clip-norm",
+}
+_NAME = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
+_SUBJECT = re.compile(r"^(epsilon|delta|rounds|released|participations|trials|confidence)(?= must be)")
 
 # What other programs and papers call an option of ours.
 OTHER_NAMES = {
@@ -36,9 +54,15 @@ OTHER_NAMES = {
 }
 
 
-def file_error(error: OSError) -> str:
-    """Which file, and why."""
-    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+def in_options(message: str) -> str:
+    """A message of the library, with the names of options in place of those of Python's arguments."""
+    return _SUBJECT.sub(r"--\1", _NAME.sub(lambda found: _OPTIONS[found[0]], message))
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong and leave with exit code 2."""
+    complaints.print(f"[bold red]Error:[/bold red] {escape(message)}", soft_wrap=True, highlight=False)
+    raise Exit(EXIT_BAD_INPUT)
 
 
 def meant(word: str, known: Collection[str]) -> str:
@@ -65,7 +89,20 @@ class CarefulGroup(TyperGroup):
 
 
 class CarefulCommand(TyperCommand):
-    """A command that names all missing options at once, and what was meant by an option that it does not have."""
+    """A command that names all missing options at once, and what was meant by an option that it does not have.
+
+    A ValueError in it, or a file that cannot be used, becomes one line on standard error, and exit code 2.
+    """
+
+    def invoke(self, ctx: Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            fail(in_options(str(error)))
+        except BrokenPipeError:  # whoever reads has read enough
+            raise
+        except OSError as error:
+            fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         given = list(args)

@@ -1,4 +1,4 @@
-"""Curvature: how correlated noise hurts on a quadratic with a known spectrum, and mechanisms fitted to it."""
+"""Curvature: spectra of models, and how correlated noise hurts on a quadratic with a known spectrum."""
 
 from fedcgd.quadratic import Spectrum
 

@@ -8,7 +8,7 @@ from fedcgd.keepers.agreement import EVALUATION, TRAINING
 from fedcgd.keepers.record import Recorded
 from fedcgd.ledger import openings
 from fedcgd.ledger.evaluations import evaluation_ledger
-from fedcgd.ledger.store import reader
+from fedcgd.ledger.store import reader, stored_run
 
 
 def contradictions(records: Mapping[str, Recorded], ledger: Path | None = None) -> list[str]:
@@ -62,8 +62,8 @@ def _on_record(ledger: Path) -> dict[tuple[str, int], openings.RecordedOpening]:
 def _beside_the_ledger(records: Mapping[str, Recorded], lists: _Lists, ledger: Path) -> list[str]:
     on_record = _on_record(ledger)
     with reader(ledger) as connection:
-        stream_id, plan, configuration = connection.execute("SELECT stream_id, plan, configuration FROM run").fetchone()
-    settings = json.loads(configuration)
+        run = stored_run(connection)
+    settings = run.settings
     described, evaluations = settings.get(openings.KEEPERS), settings.get(EVALUATION)
     if described is None:
         return [f"{ledger} is the ledger of a run without keepers"]
@@ -74,9 +74,9 @@ def _beside_the_ledger(records: Mapping[str, Recorded], lists: _Lists, ledger: P
         if record.agreement is None:
             continue
         agreed = json.loads(record.agreement)
-        if agreed["run"] != stream_id:
+        if agreed["run"] != run.stream_id:
             problems.append(f"{name} has served another run than that of {ledger}")
-        wanted = json.loads(plan)
+        wanted = json.loads(run.plan)
         if {key: value for key, value in agreed["plan"].items() if key != "clip_norm"} != {
             key: value for key, value in wanted.items() if key != "clip_norm"
         }:

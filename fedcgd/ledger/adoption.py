@@ -1,6 +1,5 @@
 """A ledger whose key has lost its register: somebody says that it is the latest, and that is on record from then on."""
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +8,7 @@ from fedcgd.ledger import settings
 from fedcgd.ledger.attempts import nonces_of
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger
 from fedcgd.ledger.registry import Registry
-from fedcgd.ledger.store import checkpoint, connect, reader
+from fedcgd.ledger.store import checkpoint, connect, reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
@@ -40,9 +39,8 @@ def adopt(path: Path | str, key: NoiseKey) -> int:
     beside = evaluation_ledger(Path(path))
     if beside.is_file():
         with reader(path) as training, reader(beside) as connection:
-            (stream_id,) = training.execute("SELECT stream_id FROM run").fetchone()
-            (configuration,) = connection.execute("SELECT configuration FROM run").fetchone()
-        if json.loads(configuration).get(EVALUATION_OF) == stream_id:
+            of_the_training = stored_run(connection).settings.get(EVALUATION_OF) == stored_run(training).stream_id
+        if of_the_training:
             _adopt(beside, key)
     return released
 
@@ -51,26 +49,23 @@ def _adopt(path: Path, key: NoiseKey) -> int:
     if key.runs is None:
         raise ValueError("this key has no register: name one with runs= where the key is loaded")
     with reader(path) as connection:
-        stream_id, sealed, plan, configuration, fingerprint = connection.execute(
-            "SELECT stream_id, sealed, plan, configuration, key_fingerprint FROM run"
-        ).fetchone()
+        run = stored_run(connection)
         nonces = nonces_of(connection)
-    if fingerprint != key.fingerprint:
+    if run.key_fingerprint != key.fingerprint:
         raise ValueError(
-            f"{path} is of the key with fingerprint {fingerprint}, and this one has {key.fingerprint}; give "
+            f"{path} is of the key with fingerprint {run.key_fingerprint}, and this one has {key.fingerprint}; give "
             "the key that the run began with"
         )
-    if sealed is not None:
-        raise ValueError(f"{path} was sealed on {sealed}: its run is over, and there is nothing to go on with")
+    if run.sealed is not None:
+        raise ValueError(f"{path} was sealed on {run.sealed}: its run is over, and there is nothing to go on with")
     with closing(Registry(key.runs)) as registry, closing(connect(path)) as connection:
-        of_run = {"plan": plan, "configuration": configuration, "key_fingerprint": fingerprint}
-        identity, name = settings.identity_hash(of_run), str(path.absolute())
-        registry.check_unknown(stream_id, identity, name)
+        identity, name = settings.identity_hash(vars(run)), str(path.absolute())
+        registry.check_unknown(run.stream_id, identity, name)
         with transaction(connection):  # first: what is adopted is on record
             connection.execute(_TABLE)
             connection.execute("INSERT INTO adoptions VALUES (?, ?, ?)", (now(), len(nonces), str(key.runs)))
         checkpoint(connection)
-        registry.adopt(stream_id, identity, name, nonces)
+        registry.adopt(run.stream_id, identity, name, nonces)
     return len(nonces)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.registry import read_register
 from fedcgd.ledger.settings import identity_hash
+from fedcgd.ledger.store import stored_run
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.numeric import so_many
 
@@ -131,15 +132,13 @@ def _of_openings(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _of_the_run(connection: sqlite3.Connection) -> Iterator[str]:
-    stream_id, fingerprint, simulated, sealed = connection.execute(
-        "SELECT stream_id, key_fingerprint, simulated, sealed FROM run"
-    ).fetchone()
-    if not simulated and not (len(stream_id) == _STREAM_ID_DIGITS and set(stream_id) <= _HEX):
-        yield f"the run is called private, and its stream is that of a simulation or made up ({stream_id!r})"
-    if not set(fingerprint) <= _HEX:
-        yield f"the key's fingerprint is none: {fingerprint!r}"
+    run = stored_run(connection)
+    if not run.simulated and not (len(run.stream_id) == _STREAM_ID_DIGITS and set(run.stream_id) <= _HEX):
+        yield f"the run is called private, and its stream is that of a simulation or made up ({run.stream_id!r})"
+    if not set(run.key_fingerprint) <= _HEX:
+        yield f"the key's fingerprint is none: {run.key_fingerprint!r}"
     flying = "SELECT count(*) FROM attempts WHERE state IN ('planned', 'aggregated', 'opening')"
-    if sealed is not None and connection.execute(flying).fetchone()[0]:
+    if run.sealed is not None and connection.execute(flying).fetchone()[0]:
         yield "the run is sealed, and an attempt is in flight"
     if wrong := {text for moments in _chains(connection) for text in moments if _moment(text) is None}:
         yield f"{so_many(len(wrong), 'time', 'times')} on record cannot be read"
@@ -158,10 +157,10 @@ def disorder(connection: sqlite3.Connection) -> int:
 
 def _chains(connection: sqlite3.Connection) -> Iterator[Iterator[str]]:
     """Every time on record, in rows of which each is before the next."""
-    created, sealed = connection.execute("SELECT created, sealed FROM run").fetchone()
+    run = stored_run(connection)
     attempts = connection.execute("SELECT planned, aggregated, ended FROM attempts ORDER BY id")
     in_turn = (moment for row in attempts for moment in row)
-    yield (moment for moment in chain([created], in_turn, [sealed]) if moment is not None)
+    yield (moment for moment in chain([run.created], in_turn, [run.sealed]) if moment is not None)
     # A skip follows the release of the round before, and comes before that of its own.
     skips = connection.execute(
         "SELECT before.ended, at, after.ended FROM skips "
@@ -169,7 +168,7 @@ def _chains(connection: sqlite3.Connection) -> Iterator[Iterator[str]]:
         "LEFT JOIN attempts AS after ON after.round = skips.round AND after.state IN ('released', 'spent')"
     )
     for row in skips:
-        yield (moment for moment in (created, *row) if moment is not None)
+        yield (moment for moment in (run.created, *row) if moment is not None)
 
 
 def _moment(text: str) -> datetime | None:
@@ -188,19 +187,13 @@ def compare_with_register(connection: sqlite3.Connection, register: Path) -> tup
 
     Raises ValueError if there is no register at `register`.
     """
-    run = dict(
-        zip(
-            ("stream_id", "plan", "configuration", "key_fingerprint", "sealed"),
-            connection.execute("SELECT stream_id, plan, configuration, key_fingerprint, sealed FROM run").fetchone(),
-            strict=True,
-        )
-    )
-    known = next((one for one in read_register(register) if one.stream_id == run["stream_id"]), None)
+    run = stored_run(connection)
+    known = next((one for one in read_register(register) if one.stream_id == run.stream_id), None)
     if known is None:
         return [f"{register}, the register of its key's runs, does not know of this run"], []
     nonces = attempts.nonces_of(connection)
     problems, notes = [], []
-    if known.settings != identity_hash(run):
+    if known.settings != identity_hash(vars(run)):
         problems.append(f"plan, configuration or key are not those with which {register} knows the run")
     if len(nonces) < known.released:
         problems.append(
@@ -217,13 +210,13 @@ def compare_with_register(connection: sqlite3.Connection, register: Path) -> tup
             f"round {known.released} was released under another nonce than {register} knows: another copy of "
             "this ledger went on, or somebody changed it"
         )
-    if known.sealed is not None and run["sealed"] is None:
+    if known.sealed is not None and run.sealed is None:
         problems.append(
             f"the run was sealed on {known.sealed} ({register}), and this ledger is not: it is an older copy"
         )
-    if known.sealed is None and run["sealed"] is not None:
+    if known.sealed is None and run.sealed is not None:
         notes.append(
-            f"the ledger says that the run was sealed on {run['sealed']}, and {register} does not: the seal was written by hand, "
+            f"the ledger says that the run was sealed on {run.sealed}, and {register} does not: the seal was written by hand, "
             "or its key was kept elsewhere; ask whether it is deleted"
         )
     return problems, notes

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.ledger import client_metrics
-from fedcgd.ledger.store import reader, unpack_ids
+from fedcgd.ledger.store import reader, stored_run, unpack_ids
 from fedcgd.ledger.verification import verify
 
 
@@ -32,12 +32,9 @@ def export(path: Path | str) -> dict[str, Any]:
 def records(path: Path | str) -> dict[str, Any]:
     """As `export`, but for `verification`: for who verifies the ledger anyway. ValueError if there is none."""
     with reader(path) as connection:
-        [run] = _rows(
-            connection,
-            "SELECT created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed FROM run",
-        )
-        run |= {name: json.loads(run[name]) for name in ("plan", "configuration")}
-        run["simulated"] = bool(run["simulated"])
+        stored = stored_run(connection)
+        run = {name: value for name, value in vars(stored).items() if name not in ("id", "format", "owner")}
+        run |= {"plan": json.loads(stored.plan), "configuration": stored.settings, "simulated": bool(stored.simulated)}
         attempts = [
             {**row, "users": len(unpack_ids(row["users"]))}
             for row in _rows(

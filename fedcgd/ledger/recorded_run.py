@@ -12,7 +12,7 @@ from typing import Any
 from fedcgd.accounting import PastRun
 from fedcgd.ledger.attempts import nonces_of
 from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF, evaluation_ledger
-from fedcgd.ledger.store import reader
+from fedcgd.ledger.store import reader, stored_run
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -145,24 +145,21 @@ def _evaluations_beside(run: RecordedRun, named: Sequence[RecordedRun]) -> Recor
 
 def _read(path: Path) -> RecordedRun:
     with reader(path) as connection:
-        text, configuration, stream_id, fingerprint, simulated, created, sealed = connection.execute(
-            "SELECT plan, configuration, stream_id, key_fingerprint, simulated, created, sealed FROM run"
-        ).fetchone()
+        run = stored_run(connection)
         nonces = nonces_of(connection)
         users = frozenset(user for (user,) in connection.execute("SELECT user FROM users"))
-    plan = Plan.from_description(json.loads(text))
-    settings = json.loads(configuration)
+    plan, settings, stream_id = Plan.from_description(json.loads(run.plan)), run.settings, run.stream_id
     released = len(nonces)
     return RecordedRun(
         name=str(path),
-        id=f"simulation of {created}{f', {stream_id}' * bool(stream_id)}" if simulated else stream_id,
-        created=created,
+        id=f"simulation of {run.created}{f', {stream_id}' * bool(stream_id)}" if run.simulated else stream_id,
+        created=run.created,
         plan=plan,
         released=min(released, plan.participation.rounds),
-        over=sealed is not None or released >= plan.participation.rounds,
+        over=run.sealed is not None or released >= plan.participation.rounds,
         users=users,
-        simulated=bool(simulated),
-        choices=(fingerprint, stream_id),
+        simulated=bool(run.simulated),
+        choices=(run.key_fingerprint, stream_id),
         budget=settings.get(BUDGET),
         evaluated=EVALUATION in settings,
         evaluation_of=settings.get(EVALUATION_OF),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcgd.files import check_private
-from fedcgd.ledger.store import reader
+from fedcgd.ledger.store import reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.numeric import so_many
@@ -63,7 +63,7 @@ def read_register(path: Path) -> list[RegisteredRun]:
 def register_beside(ledger: Path, named: Path | None = None) -> Path | None:
     """The register that knows of the ledger's run: `named`, or one of its folder (noise.key.runs); None if there is none."""
     with reader(ledger) as connection:
-        (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+        stream_id = stored_run(connection).stream_id
     beside = sorted(ledger.resolve().parent.glob("*.runs"))
     for path in beside if named is None else [named, *beside]:
         with suppress(ValueError):

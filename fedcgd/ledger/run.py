@@ -17,7 +17,7 @@ from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.participation_counter import ParticipationCounter
 from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
 from fedcgd.ledger.run_lock import RunLock
-from fedcgd.ledger.store import checkpoint, connect
+from fedcgd.ledger.store import checkpoint, connect, stored_run
 from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.nonce import NONCE_BYTES
@@ -152,7 +152,7 @@ class Ledger(Closable):
                     check_new()
                     settings.write(connection, wanted, purpose)
                 settings.check_same(connection, name, wanted, key)
-                (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+                stream_id = stored_run(connection).stream_id
                 # First: the key counts them as releases, and compares.
                 openings.spend(connection, now())
                 # Before the run is in the ledger: of what a crash leaves in the registry alone, nothing was ever released.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedcgd.ledger import attempts
 from fedcgd.ledger.registry import Registry
-from fedcgd.ledger.store import checkpoint, connect, reader
+from fedcgd.ledger.store import StoredRun, checkpoint, connect, reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
 from fedcgd.numeric import so_many
@@ -25,34 +25,36 @@ def seal(path: Path | str, key_file: Path | None) -> None:
             not sealed.
     """
     with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
-        fingerprint, stream_id = connection.execute("SELECT key_fingerprint, stream_id FROM run").fetchone()
+        run = stored_run(connection)
     with ExitStack() as stack:
         registry = None
         if key_file is not None:
-            _check_key(key_file, fingerprint, stream_id)
+            _check_key(key_file, run)
             registry = stack.enter_context(closing(Registry(runs_file(key_file))))
-            _check_not_needed(registry, stream_id, key_file)
+            _check_not_needed(registry, run.stream_id, key_file)
         connection = stack.enter_context(closing(connect(path)))
         with transaction(connection):
             attempts.abandon(connection, Path(path))
             connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
         checkpoint(connection)
         if registry is not None:
-            registry.seal(stream_id, now())
+            registry.seal(run.stream_id, now())
     if key_file is not None:
         delete_key_file(key_file)
 
 
-def _check_key(key_file: Path, fingerprint: str, stream_id: str) -> None:
-    """Raise ValueError unless `key_file` is the key of that run, or was until the run was sealed."""
+def _check_key(key_file: Path, run: StoredRun) -> None:
+    """Raise ValueError unless `key_file` is the key of `run`, or was until the run was sealed."""
     if key_file.exists():
-        if NoiseKey.from_file(key_file).fingerprint != fingerprint:
-            raise ValueError(f"{key_file} is not the key of this run (fingerprint {fingerprint}); nothing is deleted")
+        if NoiseKey.from_file(key_file).fingerprint != run.key_fingerprint:
+            raise ValueError(
+                f"{key_file} is not the key of this run (fingerprint {run.key_fingerprint}); nothing is deleted"
+            )
         return
     if runs_file(key_file).exists():
         with closing(Registry(runs_file(key_file))) as registry:
-            run = registry.run(stream_id)
-        if run is not None and run.sealed is not None:
+            known = registry.run(run.stream_id)
+        if known is not None and known.sealed is not None:
             return
     raise ValueError(f"there is no key file {key_file}: nothing is sealed, and nothing is deleted")
 
@@ -63,9 +65,9 @@ def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> Non
         if run.sealed is not None:
             continue
         with suppress(ValueError), reader(run.ledger) as connection:
-            stored, sealed = connection.execute("SELECT stream_id, sealed FROM run").fetchone()
-            if stored == run.stream_id and sealed is not None:
-                registry.seal(run.stream_id, sealed)
+            stored = stored_run(connection)
+            if stored.stream_id == run.stream_id and stored.sealed is not None:
+                registry.seal(run.stream_id, stored.sealed)
                 continue
         released = so_many(run.released, "round", "rounds")
         raise ValueError(

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from fedcgd.ledger.store import FORMAT, sha256, to_json
+from fedcgd.ledger.store import FORMAT, sha256, stored_run, to_json
 from fedcgd.ledger.transactions import now
 from fedcgd.noise import STREAM
 from fedcgd.noise.keys import NoiseKey, runs_file
@@ -55,31 +55,29 @@ def write(connection: sqlite3.Connection, settings: Mapping[str, Any], purpose: 
 
 def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str, Any], key: NoiseKey) -> None:
     """Raise ValueError, with what differs, unless the ledger is that of a run of these settings and `key`, and not sealed."""
-    row = connection.execute(
-        "SELECT format, sealed, plan, configuration, key_fingerprint, simulated FROM run"
-    ).fetchone()
-    written, sealed, *stored = row
-    if written != FORMAT:
-        raise ValueError(f"{path} has format {written}, and this version of fedcgd reads format {FORMAT}")
-    if sealed is not None:
-        raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
-    for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
-        now = json.loads(settings[name])
-        differing = (plan_differences if name == "plan" else differences)(json.loads(before), now)
+    stored = stored_run(connection)
+    if stored.format != FORMAT:
+        raise ValueError(f"{path} has format {stored.format}, and this version of fedcgd reads format {FORMAT}")
+    if stored.sealed is not None:
+        raise ValueError(
+            f"{path} was sealed on {stored.sealed}: its run is over; begin another one with a new ledger and key"
+        )
+    for name, compared in (("plan", plan_differences), ("configuration", differences)):
+        differing = compared(json.loads(getattr(stored, name)), json.loads(settings[name]))
         if differing:
             raise ValueError(
                 f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
                 f"give the same. {_ANOTHER}"
             )
     lost = f"If it is lost, the run is over: `fedcgd ledger seal {path}`. {_ANOTHER}"
-    if tuple(stored[2:]) != (settings["key_fingerprint"], settings["simulated"]):
-        if key.made is not None and not stored[3]:
+    if (stored.key_fingerprint, stored.simulated) != (settings["key_fingerprint"], settings["simulated"]):
+        if key.made is not None and not stored.simulated:
             file = key.made[0].absolute()
             raise ValueError(
-                f"there is no key file {file}, and the run in {path} began with a key (fingerprint {stored[2]}): put its file "
-                f"there again, with its register {runs_file(file).name}, or name the file where it is. {lost}"
+                f"there is no key file {file}, and the run in {path} began with a key (fingerprint {stored.key_fingerprint}): "
+                f"put its file there again, with its register {runs_file(file).name}, or name the file where it is. {lost}"
             )
         raise ValueError(
-            f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {settings['key_fingerprint']}; "
-            f"give the key that the run began with. {lost}"
+            f"{path} is the ledger of another run: its key fingerprint is {stored.key_fingerprint}, here it is "
+            f"{settings['key_fingerprint']}; give the key that the run began with. {lost}"
         )

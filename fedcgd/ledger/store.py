@@ -6,6 +6,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,35 @@ def connect(path: Path | str) -> sqlite3.Connection:
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
     return connection
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """The row of the table `run`: which run a ledger is of, column by column. Plan and configuration are as they were hashed."""
+
+    id: int
+    format: int
+    created: str
+    plan: str
+    configuration: str
+    configuration_hash: str
+    stream_id: str
+    key_fingerprint: str
+    simulated: int
+    owner: str
+    sealed: str | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration, read."""
+        found: dict[str, Any] = json.loads(self.configuration)
+        return found
+
+
+def stored_run(connection: sqlite3.Connection) -> StoredRun:
+    """The run of a ledger. Raises sqlite3.OperationalError for another kind of file, which lacks some of the columns."""
+    columns = ", ".join(field.name for field in fields(StoredRun))
+    return StoredRun(*connection.execute(f"SELECT {columns} FROM run").fetchone())  # noqa: S608
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from fedcgd.ledger.consistency import compare_with_register, disorder, table_pro
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_plan, with_evaluations
 from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
-from fedcgd.ledger.store import reader, sha256, unpack_ids
+from fedcgd.ledger.store import reader, sha256, stored_run, unpack_ids
 from fedcgd.ledger.unreleased import epsilon_if_kept, unreleased_sums
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
@@ -117,12 +117,10 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
 def verify_records(path: Path | str, *, register: Path | str | None = None) -> Verification:
     """As `verify`, of the ledger's own file alone: what ε of a run is, its last model's file does not say."""
     with reader(path) as connection:
-        text, configuration, hashed, simulated = connection.execute(
-            "SELECT plan, configuration, configuration_hash, simulated FROM run"
-        ).fetchone()
-        plan = Plan.from_description(json.loads(text))
+        run = stored_run(connection)
+        plan = Plan.from_description(json.loads(run.plan))
         problems = []
-        if hashed != sha256(f"{text} {configuration}"):
+        if run.configuration_hash != sha256(f"{run.plan} {run.configuration}"):
             problems.append("the plan and the configuration are not those whose hash is on record")
         rows = connection.execute(
             "SELECT round, attempt FROM attempts WHERE state IN ('released', 'spent') ORDER BY round"
@@ -135,7 +133,7 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
                 f"{so_many(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
             )
         # Nonces are 128 random bits, and equal by no chance; of a simulation, numbers of tries.
-        key = "nonce" if not simulated else "round, nonce"
+        key = "nonce" if not run.simulated else "round, nonce"
         (doubled,) = connection.execute(
             f"SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY {key} HAVING count(*) > 1)"  # noqa: S608
         ).fetchone()
@@ -143,7 +141,7 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
             problems.append(so_many(doubled, "nonce is", "nonces are") + " on record for two sums")
         problems += _participation_problems(connection, plan)
         problems += table_problems(connection)
-        settings = json.loads(configuration)
+        settings = run.settings
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
         notes = _notes(connection, plan, evaluations=EVALUATION_OF in settings)
         if register is not None:
@@ -161,7 +159,7 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
         planned=plan.participation.rounds,
         whole=plan.guarantee(),
         guarantee=plan.guarantee(released=within) if within else None,
-        simulated=bool(simulated),
+        simulated=bool(run.simulated),
         problems=tuple(problems),
         budget=settings.get(BUDGET),
         identity=identity_of(settings),

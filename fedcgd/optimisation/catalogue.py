@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,8 @@ from fedcgd.mechanisms import (
 from fedcgd.mechanisms.mechanism import bandwidth
 from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
-from fedcgd.optimisation import Progress
+from fedcgd.optimisation import Progress, banded, fitted, toeplitz
+from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 
@@ -117,45 +117,29 @@ class Row:
         return tuple(parameter.of(plain) for parameter in self.parameters)
 
 
-def _later(module: str, function: str) -> Callable[..., Mechanism]:
-    """`function` of `module`, which is imported, and PyTorch with it, when it is called."""
-
-    def call(*values: Any, **options: Any) -> Mechanism:
-        found: Mechanism = getattr(import_module(module), function)(*values, **options)
-        return found
-
-    return call
-
-
-_TOEPLITZ, _BANDED = "fedcgd.optimisation.toeplitz", "fedcgd.optimisation.banded"
-_FITTED, _NOISE_CURVE = "fedcgd.curvature.fitted", "fedcgd.curvature.noise_curve"
-
-
-def _both(function: str) -> tuple[Callable[..., Mechanism], Callable[..., Mechanism]]:
-    """What optimises a Toeplitz mechanism, and what fits it to a curvature: functions of one name."""
-    return _later(_TOEPLITZ, function), _later(_FITTED, function)
-
-
 TABLE: dict[str, Row] = {
     row.name: row
     for row in (
         Row("dp-sgd", DPSGD, "independent noise"),
         Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", (LAMBDA,),
-            fit=_later(_FITTED, "lambda_cgd")),
+            fit=fitted.lambda_cgd),
         Row("lambda-mu", LambdaMuCGD, "λ-CGD twice: cancels parts of the noise of two rounds before", TWO_LAMBDAS),
         Row("bisr", BISR, "the inverse square root, cut to p bands", (BANDS,)),
         Row("bifr", BIFR, "the inverse power γ, cut to p bands", (BANDS, GAMMA)),
-        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", (BANDS,), *_both("band_inv_mf")),
+        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", (BANDS,),
+            toeplitz.band_inv_mf, toeplitz.band_inv_mf),
         Row("bsr", BSR, "the square root, cut to p bands", (BANDS,)),
-        Row("band-mf", Dense, "p bands, every entry optimised", (BANDS,), _later(_BANDED, "band_mf")),
+        Row("band-mf", Dense, "p bands, every entry optimised", (BANDS,), banded.band_mf),
         Row("noise-curve", Dense, "p bands, every entry fitted to a curvature", (BANDS,),
-            fit=_later(_NOISE_CURVE, "noise_curve")),
-        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", (BANDS,), *_both("banded_toeplitz")),
-        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", (BUFFERS,), *_both("blt")),
+            fit=noise_curve),
+        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", (BANDS,),
+            toeplitz.banded_toeplitz, toeplitz.banded_toeplitz),
+        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", (BUFFERS,),
+            toeplitz.blt, toeplitz.blt),
         Row("toeplitz", SquareRootToeplitz, "the square root of the prefix sum"),
-        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", (NU,), fit=_later(_FITTED, "nu_dp_ftrl")),
+        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", (NU,), fit=fitted.nu_dp_ftrl),
         Row("tree", BinaryTree, "binary-tree aggregation"),
-        Row("dense", Dense, "all entries optimised, for at most 2048 rounds", (), _later(_BANDED, "dense")),
+        Row("dense", Dense, "all entries optimised, for at most 2048 rounds", (), banded.dense),
         Row("diagonal", Diagonal, "independent noise that falls from round to round"),
     )
 }  # fmt: skip

@@ -42,18 +42,3 @@ def correlation(w: Vector, y: Vector, lags: int) -> Vector:
         return np.array([w[lag:] @ y[: n - lag] for lag in range(lags)])
     result: Vector = fftconvolve(w, y[::-1])[n - 1 : n - 1 + lags]
     return result
-
-
-def sum_of_leftmost(c: Vector, rounds: int, k: int, b: int) -> Vector:
-    """Σ_{j<k} C[:, jb], shape (rounds,), for the Toeplitz C of `c` (cut or filled with zeros), in O(n).
-
-    It is linear in c, and the transposed of a Toeplitz matrix is that matrix between two reversals: the derivative by c is the
-    same sum of the reversed gradient, reversed.
-    """
-    epochs = -(-rounds // b)
-    filled = np.zeros(epochs * b)
-    filled[: min(len(c), rounds)] = c[:rounds]
-    total = np.cumsum(filled.reshape(epochs, b), axis=0)
-    if k < epochs:
-        total[k:] = total[k:] - total[:-k]
-    return total.reshape(-1)[:rounds]

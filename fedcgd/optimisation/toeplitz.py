@@ -1,7 +1,7 @@
-"""Toeplitz mechanisms of least error: banded C, banded C⁻¹, and buffered linear Toeplitz (BLT).
+"""Toeplitz mechanisms of least error, or of least loss on a quadratic: banded C, banded C⁻¹, and buffered linear Toeplitz (BLT).
 
-The objective is log(‖A·C⁻¹‖² · sens²), with the Frobenius norm (RMSE) or the largest row (MaxSE). The sensitivity is a valid one:
-exact where C is non-increasing (Theorem 1 of arXiv:2601.22334), else a bound on the products of columns by their lags.
+Each is found for the running error of a `workload`, or with a `quadratic` for what the noise adds to its loss; `normalized` then
+says that the column-normalised form is used, which other numbers make best. What is minimised, `private_error` says.
 """
 
 import math
@@ -16,15 +16,10 @@ from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.lbfgs import minimise
-from fedcgd.optimisation.scheduled import scheduled_error
-from fedcgd.optimisation.series import quotient, sum_of_leftmost
+from fedcgd.optimisation.private_error import PrivateError, log_sensitivity, log_sensitivity_by_lags, private_error
+from fedcgd.optimisation.series import quotient
 from fedcgd.participation import Participation
-
-PrivateError = Callable[[Vector, Vector], tuple[float, Vector, Vector]]
-"""(coefficients of C, 0 behind the last; those of C⁻¹, shape (rounds,)) ↦ log(error²·sens²), its derivatives by both."""
-
-LogError = Callable[[Vector], tuple[float, Vector]]
-"""Coefficients ↦ the log of a square, and its derivative by them."""
+from fedcgd.quadratic import Quadratic
 
 
 def banded_toeplitz(
@@ -33,6 +28,8 @@ def banded_toeplitz(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
+    quadratic: Quadratic | None = None,
+    normalized: bool = False,
     progress: Progress | None = None,
 ) -> BandedToeplitz:
     """The banded Toeplitz C of least error, by L-BFGS from BSR's coefficients, in O(n·p) a step (arXiv:2405.15913, Section 3.2).
@@ -40,14 +37,7 @@ def banded_toeplitz(
     c[l] = c[l−1]·sigmoid(θ_l), so that C is positive and non-increasing, and its sensitivity exact. Its column-normalised form,
     `Normalized`, is hardly ever worse for one participation.
     """
-    log_error = _running_error(workload, error, participation.rounds)
-    return least_banded_toeplitz(bandwidth, participation, _sum(log_sensitivity, participation, log_error), progress)
-
-
-def least_banded_toeplitz(
-    bandwidth: int, participation: Participation, private_error: PrivateError, progress: Progress | None = None
-) -> BandedToeplitz:
-    """As `banded_toeplitz`, for an error of any kind."""
+    minimised = private_error(log_sensitivity, participation, error, workload, quadratic, normalized)
     n, p = participation.rounds, _check(bandwidth, participation)
     impulse = np.eye(1, n)[0]
 
@@ -57,7 +47,7 @@ def least_banded_toeplitz(
     def objective(theta: Vector) -> tuple[float, Vector]:
         c = coefficients(theta)
         inverse, back = quotient(c, impulse)
-        value, by_c, by_inverse = private_error(c, inverse)
+        value, by_c, by_inverse = minimised(c, inverse)
         by_c = by_c + back(by_inverse)[0]
         # θ_m is in all c[l] with l ≥ m, whose logs change by 1 − sigmoid(θ_m).
         by_theta: Vector = expit(-theta) * np.cumsum((by_c * c)[:0:-1])[::-1]
@@ -74,6 +64,8 @@ def band_inv_mf(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
+    quadratic: Quadratic | None = None,
+    normalized: bool = False,
     progress: Progress | None = None,
 ) -> BandInvMF:
     """The C⁻¹ with p Toeplitz coefficients of least error under a valid sensitivity, by L-BFGS from the best damped BISR.
@@ -81,16 +73,7 @@ def band_inv_mf(
     Were the leftmost columns taken for the sensitivity, as if C were monotone, the optimum would have negative Gram entries, and
     an error far larger than it seems.
     """
-    log_error = _running_error(workload, error, participation.rounds)
-    return least_band_inv_mf(
-        bandwidth, participation, _sum(log_sensitivity_by_lags, participation, log_error), progress
-    )
-
-
-def least_band_inv_mf(
-    bandwidth: int, participation: Participation, private_error: PrivateError, progress: Progress | None = None
-) -> BandInvMF:
-    """As `band_inv_mf`, for an error of any kind."""
+    minimised = private_error(log_sensitivity_by_lags, participation, error, workload, quadratic, normalized)
     n, p = participation.rounds, _check(bandwidth, participation)
     impulse = np.eye(1, n)[0]
 
@@ -99,7 +82,7 @@ def least_band_inv_mf(
         c, back = quotient(w, impulse)
         if not np.abs(c).max() < _DIVERGED:  # the line search left the stable region: 0, which is DP-SGD, lies inside
             return _FAR + float(free @ free), 2 * free
-        value, by_c, by_inverse = private_error(c, np.pad(w, (0, n - p)))
+        value, by_c, by_inverse = minimised(c, np.pad(w, (0, n - p)))
         return value, (by_inverse[:p] + back(by_c)[0])[1:]
 
     starts = [power_coefficients(p, 0.5, 1 - damping)[1:] for damping in _DAMPINGS]
@@ -119,6 +102,8 @@ def blt(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
+    quadratic: Quadratic | None = None,
+    normalized: bool = False,
     progress: Progress | None = None,
 ) -> BLT:
     """The BLT with `degree` buffers of least error, by L-BFGS, one more buffer at a time.
@@ -128,26 +113,25 @@ def blt(
     runs this search is that of a shorter one, and one descent from what it found follows.
     """
 
-    def private_error(run: Participation) -> PrivateError:
-        return _sum(log_sensitivity, run, _running_error(workload, error, run.rounds))
+    def find(run: Participation, near: Vector | None = None) -> BLT:
+        minimised = private_error(log_sensitivity, run, error, workload, quadratic, normalized)
+        return _least_blt(degree, run, minimised, progress, near)
 
-    near = None
-    if participation.rounds > _LONG and not workload.learning_rates:
-        short = _shortened(participation)
-        found = least_blt(degree, short, private_error(short), progress)
-        near = _stretched(found, math.log1p(participation.min_separation) / math.log1p(short.min_separation))
-    return least_blt(degree, participation, private_error(participation), progress, near=near)
+    if participation.rounds <= _LONG or workload.learning_rates or quadratic is not None:
+        return find(participation)
+    short = _shortened(participation)
+    longer = math.log1p(participation.min_separation) / math.log1p(short.min_separation)
+    return find(participation, near=_stretched(find(short), longer))
 
 
-def least_blt(
+def _least_blt(
     degree: int,
     participation: Participation,
-    private_error: PrivateError,
-    progress: Progress | None = None,
-    *,
-    near: Vector | None = None,
+    minimised: PrivateError,
+    progress: Progress | None,
+    near: Vector | None,
 ) -> BLT:
-    """As `blt`, for an error of any kind; free numbers `near` the best spare the search."""
+    """As `blt`; free numbers `near` the best spare the search."""
     if degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}; 4 is usual")
     n = participation.rounds
@@ -156,7 +140,7 @@ def least_blt(
         p, q, back = _polynomials(x)
         c, back_c = quotient(q, _cut(p, n))
         inverse, back_inverse = quotient(p, _cut(q, n))
-        value, by_c, by_inverse = private_error(c, inverse)
+        value, by_c, by_inverse = minimised(c, inverse)
         (q_by_c, p_by_c), (p_by_inverse, q_by_inverse) = back_c(by_c), back_inverse(by_inverse)
         return value, back(_cut(p_by_c, len(p)) + p_by_inverse, q_by_c + _cut(q_by_inverse, len(q)))
 
@@ -265,79 +249,6 @@ def _polynomials(x: Vector) -> tuple[Vector, Vector, Callable[[Vector, Vector], 
         return np.concatenate([[by_sum], by_weight, by_decay * decays * (1 - decays / _LONGEST)])
 
     return p, q, back
-
-
-def _sum(
-    log_sensitivity: Callable[[Vector, Participation], tuple[float, Vector]],
-    participation: Participation,
-    log_error: LogError,
-) -> PrivateError:
-    """log error² of C⁻¹ + log sens² of |C|."""
-
-    def private_error(c: Vector, inverse: Vector) -> tuple[float, Vector, Vector]:
-        error, by_inverse = log_error(inverse)
-        squared, by_c = log_sensitivity(np.abs(c), participation)
-        return error + squared, by_c * np.sign(c), by_inverse
-
-    return private_error
-
-
-def _running_error(workload: Workload, error: Objective, rounds: int) -> LogError:
-    """The error in the model, in which noise is summed up as 1/((1 − x)(1 − βx)); with a schedule in O(n²) a step."""
-    beta, rates = workload.momentum, workload.rates(rounds)
-    constant = not workload.learning_rates
-    divisor = np.array([1.0, -1.0 - beta, beta]) if constant else np.array([1.0, -beta])
-
-    def log_error(inverse: Vector) -> tuple[float, Vector]:
-        noise, back = quotient(divisor, inverse)
-        square, by_noise = _squared_error(noise, error) if constant else scheduled_error(noise, rates, error)
-        return math.log(square), back(by_noise / square)[1]
-
-    return log_error
-
-
-def _squared_error(noise: Vector, error: Objective) -> tuple[float, Vector]:
-    """The squared error norm of the Toeplitz B with these coefficients, and its derivative."""
-    n = len(noise)
-    weights = np.ones(n) if error == "max-se" else np.arange(n, 0, -1) / n
-    return float(weights @ noise**2), 2 * weights * noise
-
-
-def log_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vector]:
-    """log sens² of the non-increasing c ≥ 0, and its derivative by c."""
-    n, k, b = participation.rounds, participation.participations, participation.min_separation
-    total = sum_of_leftmost(c, n, k, b)
-    square = float(total @ total)
-    by_c = sum_of_leftmost((2 / square * total)[::-1], n, k, b)[::-1]
-    return math.log(square), _cut(by_c, len(c))
-
-
-def log_sensitivity_by_lags(c: Vector, participation: Participation) -> tuple[float, Vector]:
-    """log of a bound on sens² for c ≥ 0, monotone or not, and its derivative; sens² where the leftmost columns attain it.
-
-    The a-th participation is in round a·b or later, and the r-th after it at least r·b later. A later column has fewer rows, so
-    its product with another is at most that of column a·b with the same lag: ⟨C[:, i], C[:, i + l]⟩ ≤ g_a(l) for i ≥ a·b. Hence
-    sens² ≤ Σ_a (g_a(0) + 2·Σ_r max_{l ≥ r·b} g_a(l)).
-    """
-    n, k, b = participation.rounds, participation.participations, participation.min_separation
-    total, by_c = 0.0, np.zeros(len(c))
-    for a in range(k):
-        cut = c[: n - a * b]
-        size = len(cut)
-        spectrum = np.fft.rfft(cut, 2 * size)
-        products = np.fft.irfft(spectrum * spectrum.conj(), 2 * size)[:size]
-        # The lag of the largest product from each lag on.
-        backwards = np.maximum.accumulate(products[::-1])
-        new = np.concatenate([[True], products[::-1][1:] >= backwards[:-1]])
-        largest = size - 1 - np.maximum.accumulate(np.where(new, np.arange(size), 0))[::-1]
-        lags = largest[b : (k - a - 1) * b + 1 : b]
-        total += products[0] + 2 * products[lags].sum()
-        # A product is Σ_t c[t]·c[t + l]: its derivative is c moved by l both ways.
-        weights = np.bincount(lags, minlength=size) * 2.0
-        weights[0] += 1
-        moved = np.fft.rfft(weights, 2 * size)
-        by_c[:size] += np.fft.irfft(spectrum * (moved + moved.conj()), 2 * size)[:size]
-    return math.log(total), by_c / total
 
 
 def _check(bandwidth: int, participation: Participation) -> int:

@@ -100,12 +100,11 @@ class _Noise:
         rounds = plans[0].participation.rounds
         grids = {plan.clip_norm: RoundNoise(plan, key, size, None).lattice.step for plan in plans}
         stream = NoiseStream(key.noise_of(""))
-        z = np.stack([normals(stream, round, 0, size) for round in range(rounds)])
         self._words = np.zeros((rounds, size), np.int64)
         for round in range(rounds):
             add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Lattice(1.0))
         kinds = {id(plan.mechanism): plan.mechanism for plan in plans}
-        self._correlated = np.stack([inverse_of(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
+        self._correlated = correlated(list(kinds.values()), stream, rounds, size)
         place = {name: i for i, name in enumerate(kinds)}
         triples = [(place[id(plan.mechanism)], plan.stddev, grids[plan.clip_norm]) for plan in plans]
         different = {triple: i for i, triple in enumerate(dict.fromkeys(triples))}
@@ -119,6 +118,12 @@ class _Noise:
         smoothing = self._words[round] * (self._spread / _WORDS)
         noise = np.rint(self._correlated[round][self._kind] * self._spread + smoothing)
         return sums.div_(self._step).round_().add_(torch.from_numpy(noise)[self._of_row]).mul_(self._step)
+
+
+def correlated(mechanisms: Sequence[Mechanism], stream: NoiseStream, rounds: int, size: int) -> NDArray[np.float32]:
+    """C⁻¹Z of each of `mechanisms`, shape (rounds, mechanisms, size)."""
+    z = np.stack([normals(stream, round, 0, size) for round in range(rounds)])
+    return np.stack([inverse_of(mechanism, rounds) @ z for mechanism in mechanisms], axis=1)
 
 
 def inverse_of(mechanism: Mechanism, rounds: int) -> NDArray[np.float32]:

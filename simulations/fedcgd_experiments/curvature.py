@@ -7,8 +7,9 @@ ones depend on the learning rate, so each is found again for each rate that is t
 
 import math
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Annotated
 
 import numpy as np
@@ -17,7 +18,7 @@ from rich.console import Console
 from torch import nn
 
 from fedcgd.cli.options import takes
-from fedcgd.cli.printing import explained_errors
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.public import pretrained
 from fedcgd_experiments.central import CentralTrainer, claim, plan_of, train_engine
@@ -26,18 +27,20 @@ from fedcgd_experiments.curvature_report import Tuned, compare, to_point, tuned
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
 from fedcgd_experiments.results import Results, claims
 from fedcgd_experiments.runner import carry_out
-from fedcgd_experiments.tables import markdown
+from fedcgd_experiments.tables import markdown, spread
 from fedcgd_simulations.public import public_examples
 
 PRIVATE = "private examples, for the experiment alone: covered by no ε"
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    cls=CarefulGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
+)
+command = partial(app.command, cls=CarefulCommand)
 console = Console()
 
 
-@app.command("run")
+@command("run")
 @takes(Design)
-@explained_errors()
 def run_command(
     design: Design,
     output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
@@ -60,9 +63,8 @@ def run_command(
         raise typer.Exit(1)
 
 
-@app.command("certificate")
+@command("certificate")
 @takes(Design)
-@explained_errors()
 def certificate_command(
     design: Design,
     output: Annotated[Path, typer.Option(help="JSON lines, appended")],
@@ -112,8 +114,7 @@ def certificate_command(
     train_engine(point, task, data.train, plan, physical_batch=512, watch=look)
 
 
-@app.command("tuned")
-@explained_errors()
+@command("tuned")
 def tuned_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
     """Validation accuracy of each kind of noise of each file at its best η: all that a choice between designs may look at."""
     found = {path: tuned(Results(path).rows()) for path in results}
@@ -126,8 +127,7 @@ def tuned_command(results: Annotated[list[Path], typer.Argument(help="files that
     typer.echo(markdown(["file", "noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), "mean"], lines))
 
 
-@app.command("compare")
-@explained_errors()
+@command("compare")
 def compare_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
     """Mean test accuracy of each kind of noise at each ε, and the tests of which is better."""
     runs = [row for path in results for row in Results(path).rows()]
@@ -150,8 +150,8 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
 
 
 def _cell(one: Tuned | None) -> str:
-    values = [100 * value for value in one.tests.values()] if one else []
-    return f"{fmean(values):.1f} ± {stdev(values):.1f} (η {one.learning_rate:g})" if one and len(values) > 1 else "–"
+    found = spread(one.tests.values()) if one else ""
+    return f"{found} (η {one.learning_rate:g})" if one and found else "–"
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import numpy as np
 import typer
 
 from fedcgd.accounting.selection import select_lambda
-from fedcgd.curvature.fitted import lambda_cgd
-from fedcgd.curvature.noise_curve import BARRIER, noise_curve
 from fedcgd.optimisation.catalogue import MechanismSpec, write_mechanism
+from fedcgd.optimisation.fitted import lambda_cgd
+from fedcgd.optimisation.noise_curve import BARRIER, noise_curve
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint, Setup
 from fedcgd_experiments.study import Study, Values

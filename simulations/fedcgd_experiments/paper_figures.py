@@ -22,41 +22,21 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
 from fedcgd_experiments.paper_numbers import FIGURES, Numbers
 from fedcgd_experiments.plots import save
+from fedcgd_experiments.runner import within
 from fedcgd_simulations.report import write_json
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 _LINES = ("-", "--", ":", "-.")  # readable without colour
 
-
-MARKS: dict[str, tuple[str, str]] = {
-    "dp-sgd": ("0.0", "o"),
-    "lambda-cgd": ("C0", "s"),
-    "bisr": ("C1", "D"),
-    "band-inv-mf": ("C2", "^"),
-    "blt": ("C3", "v"),
-    "banded-toeplitz": ("C4", "P"),
-    "band-mf": ("C5", "*"),
-    "bsr": ("C6", "X"),
-    "toeplitz": ("C7", "p"),
-    "nu-dp-ftrl": ("C8", "h"),
-    "tree": ("C9", "<"),
-    "dense": ("0.45", ">"),
-    "diagonal": ("0.65", "d"),
-    "noise-curve": ("0.3", "H"),
-}
-"""Colour and marker of each mechanism."""
+MARKS = {"dp-sgd": ("0.0", "o"), "lambda-cgd": ("C0", "s"), "blt": ("C3", "v"), "banded-toeplitz": ("C4", "P")}
+"""Colour and marker of each mechanism that is drawn."""
 
 
 def style(mechanism: str) -> dict[str, Any]:
     """How the curve of a mechanism is drawn."""
-    color, marker = MARKS.get(mechanism.split(":")[0], ("C8", "8"))
-    return {
-        "color": color,
-        "marker": marker,
-        "linestyle": "-",
-        "fillstyle": "none" if mechanism.endswith(":normalized") else "full",
-    }
+    color, marker = MARKS[mechanism.split(":")[0]]
+    return {"color": color, "marker": marker, "linestyle": "-", "fillstyle": "full"}
 
 
 def _panels(columns: int, *, width: float = 4.6) -> tuple[Figure, list[Axes]]:
@@ -200,10 +180,10 @@ def main(
     if unknown := set(only or ()) - set(FIGURES):
         raise typer.BadParameter(f"unknown figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     known: dict[str, Any] = json.loads(numbers.read_text()) if numbers.exists() else {}
-    deadline = time.monotonic() + 60 * minutes
+    late = within(minutes)
     for name in only or FIGURES:
         if name not in known:
-            if time.monotonic() > deadline:
+            if late():
                 console.print(f"{name} and what comes after it is left; call again to go on")
                 raise typer.Exit(3)
             started = time.process_time()

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms.schedule import SCHEDULES
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.normals import normals
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
-from fedcgd_experiments.central_softmax import inverse_of
+from fedcgd_experiments.central_softmax import correlated
 from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared
 from fedcgd_experiments.results import Row
 from fedcgd_simulations.local_softmax import coefficients, with_bias
@@ -38,10 +38,10 @@ def train_people(points: Sequence[PeoplePoint], *, data_dir: str = "") -> list[R
     settings, plan, parts = made[0].settings, made[0].plan, made[0].parts
     task, data = loaded(points[0].task, points[0].model, data_dir)
     model, key = task.model(points[0].seed), settings.key()
-    weights = _rows(model).repeat(len(points), 1)  # shape (points·classes, features + 1)
+    first, classes = flatten(model), len(list(model.parameters())[-1])  # as many as there are biases
+    weights = _rows(first, classes).repeat(len(points), 1)  # shape (points·classes, features + 1)
     velocities = torch.zeros_like(weights)
-    classes, features = len(weights) // len(points), weights.shape[1] - 1
-    noise = _noise([one.plan for one in made], NoiseStream(key.noise), classes, features)
+    noise = _noise([one.plan for one in made], NoiseStream(key.noise), classes, len(first))
     norms = torch.tensor([point.clip_norm for point in points])
     momenta = _per_class([point.momentum for point in points], classes)
     everyone, history = [str(user) for user in range(len(parts))], History()
@@ -57,7 +57,7 @@ def train_people(points: Sequence[PeoplePoint], *, data_dir: str = "") -> list[R
         weights.addcmul_(velocities, _per_class(rates, classes))
     rows = []
     for i, (point, one) in enumerate(zip(points, made, strict=True)):
-        _load(model, weights[i * classes : (i + 1) * classes])
+        nn.utils.vector_to_parameters(_flat(weights[i * classes : (i + 1) * classes]), model.parameters())
         judged = data.validation if point.split == "validation" else data.test
         rows.append(one.row(point, evaluate(model, task, judged, batch=5000)))
     return rows
@@ -108,37 +108,21 @@ def _clipped_sum(
     return total
 
 
-def _rows(model: nn.Module) -> Tensor:
-    """The weights of softmax regression and its biases, shape (classes, features + 1)."""
-    linear = _linear(model)
-    return torch.cat([linear.weight.detach(), linear.bias.detach()[:, None]], dim=1)
+def _rows(flat: Tensor, classes: int) -> Tensor:
+    """Weights and then biases, shape (…, d), as a row for each class, its bias last: shape (…, classes, features + 1)."""
+    weights, biases = flat[..., :-classes], flat[..., -classes:]
+    return torch.cat([weights.reshape(*biases.shape, -1), biases[..., None]], dim=-1)
 
 
-def _load(model: nn.Module, rows: Tensor) -> None:
-    linear = _linear(model)
-    with torch.no_grad():
-        linear.weight.copy_(rows[:, :-1])
-        linear.bias.copy_(rows[:, -1])
+def _flat(rows: Tensor) -> Tensor:
+    return torch.cat([rows[:, :-1].flatten(), rows[:, -1]])
 
 
-def _linear(model: nn.Module) -> nn.Linear:
-    (linear,) = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
-    return linear
-
-
-def _noise(plans: Sequence[Plan], stream: NoiseStream, classes: int, features: int) -> Callable[[int], Tensor]:
+def _noise(plans: Sequence[Plan], stream: NoiseStream, classes: int, size: int) -> Callable[[int], Tensor]:
     """round → ζσ·(C⁻¹Z)_round of all `plans`, shape (plans, classes, features + 1)."""
-    rounds, size = plans[0].participation.rounds, classes * (features + 1)
-    z = np.stack([normals(stream, round, 0, size) for round in range(rounds)])
     mechanisms = [str(plan.to_description()["mechanism"]) for plan in plans]
-    inverses = {name: plan.mechanism for name, plan in zip(mechanisms, plans, strict=True)}
-    correlated = torch.from_numpy(np.stack([inverse_of(mechanism, rounds) @ z for mechanism in inverses.values()]))
-    kind = torch.tensor([list(inverses).index(name) for name in mechanisms])
+    different = {name: plan.mechanism for name, plan in zip(mechanisms, plans, strict=True)}
+    noise = torch.from_numpy(correlated(list(different.values()), stream, plans[0].participation.rounds, size))
+    kind = torch.tensor([list(different).index(name) for name in mechanisms])
     spread = torch.tensor([plan.stddev for plan in plans])[:, None]
-
-    def of(round: int) -> Tensor:
-        flat = correlated[kind, round] * spread
-        weight, bias = flat[:, : classes * features], flat[:, classes * features :]
-        return torch.cat([weight.reshape(-1, classes, features), bias[:, :, None]], dim=2)
-
-    return of
+    return lambda round: _rows(noise[round, kind] * spread, classes)

@@ -204,8 +204,7 @@ def recorded(results: Path, name: str) -> str:
     for arm in arms:
         cells = []
         for epsilon in budgets:
-            values = [100 * value for value in tested[arm, epsilon].values()]
-            cells.append(f"{fmean(values):.1f} ± {stdev(values):.1f}")
+            cells.append(spread(tested[arm, epsilon].values()))
             found = pairs[arm, epsilon]
             if found and arm != arms[0]:
                 cells[-1] += f"; {points(found, corrected[arm, epsilon])}"
@@ -266,7 +265,12 @@ def _by_work(found: Found, arm: str, epsilon: float) -> list[Tuned | None]:
 
 
 def _mean(one: Tuned | None) -> str:
-    values = [100 * value for value in one.accuracies.values()] if one else []
+    return spread(one.accuracies.values()) if one else ""
+
+
+def spread(accuracies: Iterable[float]) -> str:
+    """`71.1 ± 1.3`: mean and standard deviation, in percent; empty for fewer than two."""
+    values = [100 * value for value in accuracies]
     return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else ""
 
 

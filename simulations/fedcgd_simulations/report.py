@@ -10,15 +10,16 @@ import matplotlib
 matplotlib.use("Agg")  # a server has no display
 import matplotlib.pyplot as plt
 
+from fedcgd.files import whole
+
 _STYLES = ("-", "--", ":", "-.")  # readable without colour
 
 
 def write_json(path: Path, figures: dict[str, Any]) -> None:
     """Write `figures` so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(figures, indent=1) + "\n")
-    partial.replace(path)
+    with whole(path) as part:
+        part.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def plot_accuracy(path: Path, runs: Sequence[dict[str, Any]]) -> None:

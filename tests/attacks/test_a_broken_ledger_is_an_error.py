@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
+from command_line import run
 from plans import make_plan
 from sql import edit
-from typer.testing import CliRunner
 
 from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
-from fedcgd.cli import app
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=1))
 
@@ -34,13 +33,13 @@ def path(tmp_path: Path) -> Path:
 def test_edited_records(path: Path, statement: str, words: str, command: str) -> None:
     """Exit code 2, not the 1 of a traceback, which is that of records that contradict each other."""
     edit(path, statement)
-    result = CliRunner().invoke(app, ["ledger", command, str(path)])
+    result = run("ledger", command, path)
     assert result.exit_code == 2, result.output
     assert words in result.stderr
 
 
 def test_a_model_that_cannot_be_written(path: Path) -> None:
-    result = CliRunner().invoke(app, ["ledger", "model", str(path), str(path / "no" / "folder.npz")])
+    result = run("ledger", "model", path, path / "no" / "folder.npz")
     assert result.exit_code == 2, result.output
 
 

@@ -1,17 +1,15 @@
 """Key, ledger and register are copied in part: what would release rounds twice stops, and who goes on says so on record."""
 
-import json
 import shutil
 import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import figures, run
 from sql import rows
-from typer.testing import CliRunner
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
-from fedcgd.cli import app
 from fedcgd.ledger import Ledger, adopt, joint, seal, verify
 from fedcgd.ledger.evaluations import EVALUATION_OF
 
@@ -81,7 +79,7 @@ def test_the_key_alone(folder: Path) -> None:
 
 def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     copy = copied(folder, "noise.key", "run.db")
-    done = CliRunner().invoke(app, ["ledger", "adopt", str(copy / "run.db"), "--key-file", str(copy / "noise.key")])
+    done = run("ledger", "adopt", copy / "run.db", "--key-file", copy / "noise.key")
     assert done.exit_code == 0, done.output
     assert "adopted after 2 released rounds" in " ".join(done.output.split())
     path = release(copy, 1)
@@ -91,12 +89,12 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     (said,) = checked.adopted
     assert "after 2 rounds, its operator declared this the latest ledger" in said
     for command in (["verify"], ["show"]):
-        text = CliRunner().invoke(app, ["ledger", *command, str(path)]).output
+        text = run("ledger", *command, path).output
         assert "declared this the latest ledger" in " ".join(text.replace("│", " ").split())
-    values = json.loads(CliRunner().invoke(app, ["ledger", "verify", str(path), "--json"]).stdout)
+    values = figures("ledger", "verify", path)
     assert values["adopted"] == [said]
     report = copy / "report.html"
-    assert CliRunner().invoke(app, ["report", str(path), "-o", str(report)]).exit_code == 0
+    assert run("report", path, "-o", report).exit_code == 0
     assert "declared this the latest ledger" in report.read_text()
     # The register is whole again: an older copy stops, and there is nothing more to adopt.
     with pytest.raises(ValueError, match="there is nothing to adopt"):
@@ -169,9 +167,9 @@ def test_a_ledger_or_register_that_others_can_read(folder: Path, mode: int) -> N
 def test_a_reviewer_is_told_of_a_ledger_that_others_can_read(folder: Path) -> None:
     """It may be a copy that was given out on purpose: it is checked nevertheless."""
     path = folder / "run.db"
-    quiet = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    quiet = run("ledger", "verify", path)
     path.chmod(0o644)
-    told = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    told = run("ledger", "verify", path)
     assert quiet.exit_code == told.exit_code == 0
     assert "others may read it" not in quiet.output
     assert "mode 0644: others may read it; run chmod 600" in " ".join(told.output.split())

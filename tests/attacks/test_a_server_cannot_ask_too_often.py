@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flower_runs import KEY, names
+from flower_runs import KEY, hosting, names
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, make
 from shared import record
 
-from fedcgd_flower import ClippedUpdateMod, IncompleteRunError, host_users, sequential_training
+from fedcgd_flower import ClippedUpdateMod, IncompleteRunError, sequential_training
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,13 @@ def hosts(tmp_path: Path, trained: list[str], *, count: bool) -> dict[int, FakeN
         trained.append(user)
         return record(model["w"].numpy() + 1)
 
-    grid = {}
-    for i in (1, 2):
-        app = ClientApp()
-        host_users(app, lambda context, i=i: names(12)[i - 1 :: 2], sequential_training(train), keepers=SIMULATED)
-        grid[i] = FakeNode(app, config={"turns": str(tmp_path / f"{i}.db")} if count else {})
-    return grid
+    return {
+        i: hosting(
+            names(12)[i - 1 :: 2], sequential_training(train), keepers=SIMULATED,
+            config={"turns": str(tmp_path / f"{i}.db")} if count else {},
+        )
+        for i in (1, 2)
+    }  # fmt: skip
 
 
 def single(tmp_path: Path, trained: list[str], *, count: bool) -> dict[int, FakeNode]:

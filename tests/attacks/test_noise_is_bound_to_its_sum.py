@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, FakeNode
-from flwr.app import Array, ArrayRecord, ConfigRecord
-from flwr.clientapp import ClientApp
+from fake_grid import FakeGrid
+from flower_runs import hosting
+from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 from plans import make_plan
+from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,7 +27,7 @@ from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.release import lattice_of
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
-from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
+from fedcgd_flower import CorrelatedNoise, sequential_training
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -72,18 +73,12 @@ def assert_tells_nothing(released: Sequence[np.ndarray], difference: np.ndarray)
 def training(model, user, config, context):
     update = np.zeros(SIZE, np.float32)
     update[int(user)] = 10.0
-    return ArrayRecord({"w": Array(model["w"].numpy() + update)})
-
-
-def node(user: str) -> FakeNode:
-    app = ClientApp()
-    host_users(app, lambda context: [user], sequential_training(training))
-    return FakeNode(app)
+    return record(model["w"].numpy() + update)
 
 
 def test_a_server_that_is_resumed_twice_in_mid_round(snapshot) -> None:
-    grid = FakeGrid({i + 1: node(str(i)) for i in range(4)})
-    initial = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
+    grid = FakeGrid({i + 1: hosting([str(i)], sequential_training(training)) for i in range(4)})
+    initial = record(np.zeros(SIZE))
     with CorrelatedNoise(FedAvg(), PLAN, key=KEY, cohort_size=4, patience=0.0) as strategy:
         messages = strategy.configure_train(1, initial, ConfigRecord(), grid)
         replies = list(grid.send_and_receive(messages))

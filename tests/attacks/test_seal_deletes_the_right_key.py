@@ -3,12 +3,11 @@
 import shutil
 from pathlib import Path
 
+import command_line
 import pytest
 from plans import make_plan
-from typer.testing import CliRunner
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
-from fedcgd.cli import app
 from fedcgd.ledger import Ledger, export, seal
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=1))
@@ -23,7 +22,7 @@ def run(path: Path, key_file: Path, task: str = "one") -> None:
 
 
 def sealed(*words: object):
-    return CliRunner().invoke(app, ["ledger", "seal", *map(str, words)])
+    return command_line.run("ledger", "seal", *map(str, words))
 
 
 def test_a_mistyped_key_file_is_an_error(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import run
 
-from fedcgd.cli import app
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import quantisation, tensors
 from fedcgd.noise.quantisation import Lattice
@@ -17,7 +16,7 @@ BUFFERED = "banded-toeplitz:3"  # its noise is combined in buffers, not replayed
 
 
 def audited(path: str, mechanism: str = "lambda-cgd:0.8") -> int:
-    return CliRunner().invoke(app, [*AUDIT, "--mechanism", mechanism, "--path", path]).exit_code
+    return run(*AUDIT, "--mechanism", mechanism, "--path", path).exit_code
 
 
 @pytest.mark.parametrize("path", PATHS)

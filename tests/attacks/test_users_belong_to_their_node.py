@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flower_runs import SIZE, make, names, node, shifting
+from flower_runs import SIZE, make, names, node
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from shared import record
 
 from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.ledger import verify
-from fedcgd_flower import IncompleteRunError, clipped_update_mod, host_users
+from fedcgd_flower import IncompleteRunError, clipped_update_mod
 
 BINS = {
     "participation": Participation(rounds=12, min_separation=4, sampling="balls-in-bins"),
@@ -136,9 +136,7 @@ def test_a_node_that_says_it_shares_a_registered_nodes_users_does_not_learn_when
     name: str, first: str
 ) -> None:
     users = names(12)
-    app = ClientApp()
-    host_users(app, lambda context: users, shifting(1.0), shared=True)
-    thief = FakeNode(app, name=name)
+    thief = node(users, shared=True, name=name)
     grid = FakeGrid({1: node(users, name="silo0"), 2: thief} if first == "owner" else {1: thief})
     with make(trusted_nodes=True) as strategy:
         if first == "thief":

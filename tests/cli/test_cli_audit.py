@@ -5,19 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
+from command_line import run
 
-from fedcgd.cli.audit import audit_command
-
-app = typer.Typer()
-app.command()(audit_command)
 CLAIM = ["--epsilon", "2", "--delta", "1e-5"]
 RUN = [*CLAIM, "--mechanism", "lambda-cgd:0.8", "--rounds", "12", "--separation", "4"]
 
 
 def invoke(words: list[str]):
-    return CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    return run("audit", *words)
 
 
 def test_the_noise_of_this_installation_passes() -> None:

@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
+import command_line
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from fedcgd import LambdaCGD, Participation
-from fedcgd.cli import app
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import read_mechanism, write_mechanism
 from fedcgd.quadratic import Quadratic, Spectrum
@@ -44,7 +43,7 @@ def module(tmp_path: Path) -> str:
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["curve", *words], env={"COLUMNS": "160"})
+    return command_line.run("curve", *words)
 
 
 def test_from_a_users_model_to_noise_that_every_command_takes(module: str, tmp_path: Path) -> None:
@@ -64,7 +63,7 @@ def test_from_a_users_model_to_noise_that_every_command_takes(module: str, tmp_p
     expected = catalogue.mechanism("noise-curve:4", who, curvature=Quadratic(spectrum, 0.5))
     assert read_mechanism("noise.json") == expected
     budget = ["--rounds", "24", "--separation", "8", "--epsilon", "2", "--delta", "1e-5", "--json"]
-    calibrated = CliRunner().invoke(app, ["calibrate", "--mechanism", "file:noise.json", *budget])
+    calibrated = command_line.run("calibrate", "--mechanism", "file:noise.json", *budget)
     assert json.loads(calibrated.stdout)["mechanism"] == "noise-curve"
 
 

@@ -3,20 +3,16 @@
 import json
 from pathlib import Path
 
-import typer
-from typer.testing import CliRunner
+from command_line import run
 
 from fedcgd import LambdaCGD, Participation
 from fedcgd.accounting.explain import explain
-from fedcgd.cli.explain import explain_command
 
-app = typer.Typer()
-app.command()(explain_command)
 RUN = ["--mechanism", "lambda-cgd:0.8", "--rounds", "12", "--separation", "4", "--delta", "1e-5"]
 
 
 def invoke(*words: str):
-    return CliRunner().invoke(app, [*RUN, *words], env={"COLUMNS": "400"})
+    return run("explain", *RUN, *words)
 
 
 def test_json_is_the_library_s_answer() -> None:

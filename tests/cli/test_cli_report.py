@@ -5,16 +5,16 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 from plans import make_plan
 from scipy.stats import norm
 from sql import edit
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.attacker import attacker_accuracy
-from fedcgd.cli import app
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import privacy_statement, sentence
 from fedcgd.mechanisms import LambdaCGD, matrix
@@ -45,7 +45,7 @@ def run(path: Path, *, key: NoiseKey = KEY, released: int = 5) -> None:
 
 
 def report(path: Path, output: Path) -> Result:
-    return CliRunner().invoke(app, ["report", str(path), "-o", str(output)])
+    return command_line.run("report", path, "-o", output)
 
 
 class Page(HTMLParser):

@@ -4,19 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from command_line import run
 
 from fedcgd import Participation, select_lambda
-from fedcgd.cli.select import select_lambda_command
 
-app = typer.Typer()
-app.command()(select_lambda_command)
 RUN = ["--rounds", "100", "--separation", "20", "--epsilon", "2", "--delta", "1e-5"]
 
 
 def invoke(*words: str):
-    return CliRunner().invoke(app, [*RUN, *words], env={"COLUMNS": "200"})
+    return run("select-lambda", *RUN, *words)
 
 
 @pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "practical", "excess"])

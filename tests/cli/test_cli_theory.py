@@ -7,9 +7,8 @@ from command_line import figures, run
 
 from fedcgd import DPSGD, Participation, calibrate
 from fedcgd.cli import theory
-from fedcgd.curvature import fitted
 from fedcgd.curvature.stationary import optimal_error, stationary_error
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, fitted
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm
 

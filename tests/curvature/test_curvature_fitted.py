@@ -10,13 +10,13 @@ import pytest
 from oracles_problem_p1 import causal_factor, problem_p1
 
 from fedcgd import Participation, Plan, calibrate, select_lambda, sensitivity
-from fedcgd.curvature import fitted
-from fedcgd.curvature.noise_curve import BARRIER, noise_curve
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
 from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, inverse_matrix, matrix
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, fitted
 from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.optimisation.noise_curve import BARRIER, noise_curve
+from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.factor import thin_factor
 from fedcgd.quadratic.loss import final_loss
@@ -166,23 +166,23 @@ def test_long_runs_with_one_participation_have_the_stationary_optima() -> None:
     assert fitted.nu_dp_ftrl(once, quadratic=quadratic).nu == pytest.approx(best_nu(quadratic).nu, rel=0.05)
     least = optimal_error(quadratic)
     for mechanism in (
-        fitted.blt(2, once, quadratic=quadratic),
-        fitted.banded_toeplitz(16, once, quadratic=quadratic),
-        fitted.band_inv_mf(16, once, quadratic=quadratic),
+        blt(2, once, quadratic=quadratic),
+        banded_toeplitz(16, once, quadratic=quadratic),
+        band_inv_mf(16, once, quadratic=quadratic),
     ):
         assert least * (1 - 1e-6) < error(mechanism, once, quadratic) < 1.02 * least
 
 
 def test_more_freedom_never_hurts() -> None:
     lam = error(fitted.lambda_cgd(MANY, quadratic=SOME))
-    inverse = [error(fitted.band_inv_mf(p, MANY, quadratic=SOME)) for p in (1, 2, 4)]
+    inverse = [error(band_inv_mf(p, MANY, quadratic=SOME)) for p in (1, 2, 4)]
     assert inverse[0] == pytest.approx(error(LambdaCGD(0.0)), rel=1e-9)
     assert inverse[1] == pytest.approx(lam, rel=1e-6)
     assert inverse[2] <= inverse[1] * (1 + 1e-9)
     # One buffer: c_t = scale·decay^(t−1) has λ^t in it.
-    buffers = [error(fitted.blt(d, MANY, quadratic=SOME)) for d in (1, 2)]
+    buffers = [error(blt(d, MANY, quadratic=SOME)) for d in (1, 2)]
     assert buffers[1] <= buffers[0] * (1 + 1e-6) <= lam * (1 + 1e-5)
-    bands = [error(fitted.banded_toeplitz(p, MANY, quadratic=SOME)) for p in (2, 4, 12)]
+    bands = [error(banded_toeplitz(p, MANY, quadratic=SOME)) for p in (2, 4, 12)]
     assert sorted(bands, reverse=True) == bands
     assert error(noise_curve(12, MANY, quadratic=SOME)) < bands[2]
 

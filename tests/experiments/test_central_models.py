@@ -5,7 +5,7 @@ import pytest
 import torch
 from oracles_gradients import clipped_sum
 from plans import make_plan
-from small_models import HEAVY, MODELS, inputs, small_transformers, tiny
+from small_models import every_model, inputs, small_transformers, tiny
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import LambdaCGD
@@ -31,9 +31,7 @@ def plain_loop(task, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-@pytest.mark.parametrize(
-    ("task", "model"), [pytest.param(t, m, marks=[pytest.mark.slow] if m in HEAVY else []) for t, m in MODELS]
-)
+@every_model
 @pytest.mark.filterwarnings(f"ignore::{RandomWeightsWarning.__module__}.{RandomWeightsWarning.__name__}")
 def test_two_rounds(task: str, model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small_transformers(monkeypatch)

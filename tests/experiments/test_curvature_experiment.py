@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation.catalogue import MechanismSpec, read_mechanism
+from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd_experiments.curvature import app
 from fedcgd_experiments.curvature_design import (

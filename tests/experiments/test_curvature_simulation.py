@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fedcgd import BISR, BLT, DPSGD, BandedToeplitz, BinaryTree, LambdaCGD, Normalized, NuDPFTRL, Participation
-from fedcgd.curvature import fitted
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.stationary import stationary_loss
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
+from fedcgd.optimisation.noise_curve import noise_curve
+from fedcgd.optimisation.toeplitz import blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
@@ -27,7 +27,7 @@ SERIES = {
     "banded-toeplitz": BandedToeplitz((1.0, 0.6, 0.4)),
     "blt": BLT((0.3, 0.2), (0.9, 0.4)),
     "nu-dp-ftrl": NuDPFTRL(0.1),
-    "fitted blt": fitted.blt(2, ONCE, quadratic=QUADRATIC),
+    "fitted blt": blt(2, ONCE, quadratic=QUADRATIC),
 }
 MADE_FOR_ROUNDS = {
     "noise-curve": noise_curve(4, Participation(rounds=ROUNDS, min_separation=4), quadratic=QUADRATIC),

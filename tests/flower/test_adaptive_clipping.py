@@ -12,6 +12,7 @@ import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import NodeSum, read_train_reply
+from flower_runs import hosting
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
@@ -27,7 +28,6 @@ from fedcgd_flower import (
     CorrelatedNoise,
     IncompleteRunError,
     clipped_update_mod,
-    host_users,
     one_gradient_step,
     run_loop,
     sequential_training,
@@ -58,9 +58,7 @@ def pool(updates: dict[str, np.ndarray]) -> FakeNode:
     def train(model, user, config, context):
         return record(model["w"].numpy() + updates[user])
 
-    app = ClientApp()
-    host_users(app, lambda context: list(updates), sequential_training(train))
-    return FakeNode(app)
+    return hosting(updates, sequential_training(train))
 
 
 def own_sum(updates: dict[str, np.ndarray]) -> FakeNode:
@@ -69,9 +67,7 @@ def own_sum(updates: dict[str, np.ndarray]) -> FakeNode:
     def clipped_sum(work, context):
         return sum(work.clipped(work.model + np.float32(updates[user])) for user in work.users), len(work.users)
 
-    app = ClientApp()
-    host_users(app, lambda context: list(updates), clipped_sum)
-    return FakeNode(app)
+    return hosting(updates, clipped_sum)
 
 
 def plan(*, rounds: int = 8, noise_multiplier: float = 1e-6, clip_norm: float = 1.0, mechanism=MECHANISM) -> Plan:
@@ -113,13 +109,9 @@ def test_one_user_adds_a_vector_of_norm_at_most_1_whatever_its_update_is(beta: f
         update = (clip_norm * size * (v := generator.normal(size=SIZE)) / np.linalg.norm(v)).astype(np.float32)
         within = np.linalg.norm(update.astype(np.float64)) <= clip_norm
         sent = clipped_update(update, np.zeros(SIZE, np.float32), **clipping)
-        app = ClientApp()
-        host_users(
-            app, lambda context: ["u"], one_gradient_step(minus_product, partial(data, torch.from_numpy(update)))
-        )
+        step = one_gradient_step(minus_product, partial(data, torch.from_numpy(update)))
         request = train_message(1, np.zeros(SIZE, np.float32), ConfigRecord(), task)
-        grid_of_nodes = FakeGrid({1: FakeNode(app)})
-        [reply] = grid_of_nodes.send_and_receive([request])
+        [reply] = FakeGrid({1: hosting(["u"], step)}).send_and_receive([request])
         stepped = read_train_reply(reply, task)
         content = RecordDict(
             {
@@ -229,12 +221,11 @@ def test_noise_has_the_size_that_the_module_says() -> None:
     def train(model, user, config, context):
         return model
 
-    app = ClientApp()
-    host_users(app, lambda context: [f"u{i}" for i in range(users)], sequential_training(train))
+    node = hosting([f"u{i}" for i in range(users)], sequential_training(train))
     released = []
     strategy = make(plan(rounds=rounds, noise_multiplier=0.8, clip_norm=3.0, mechanism=DPSGD()), users, settings)
     result = strategy.start(
-        FakeGrid({1: FakeNode(app)}),
+        FakeGrid({1: node}),
         record(np.zeros(size)),
         evaluate_fn=lambda r, a: released.append(a["w"].numpy().astype(np.float64)),
     )

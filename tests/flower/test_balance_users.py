@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flower_runs import SIZE, asked_users, make, names, two_nodes
+from flower_runs import SIZE, asked_users, hosting, make, names, two_nodes
 from flwr.clientapp import ClientApp
 from plans import make_plan
 from shared import record
@@ -25,15 +25,10 @@ def trains(model, user, config, context):
 
 
 def sharing(users, **options) -> FakeNode:
-    app = ClientApp()
-    host_users(
-        app,
-        lambda context: users,
-        sequential_training(trains),
-        evaluate=lambda model, user, config, context: {"eval_acc": 1.0},
-        shared=True,
-    )
-    return FakeNode(app, **options)
+    def evaluate(model, user, config, context):
+        return {"eval_acc": 1.0}
+
+    return hosting(users, sequential_training(trains), evaluate=evaluate, shared=True, **options)
 
 
 def asked_at(grid: FakeGrid) -> dict[tuple[int, int], dict[int, list[str]]]:
@@ -170,16 +165,14 @@ def test_a_run_that_goes_on_with_another_number_of_nodes_has_the_same_bits(tmp_p
 
 def test_users_that_their_nodes_leave_out_are_still_replaced() -> None:
     """Who never answers anywhere is at fault, not the node, which answers for the others."""
-    users = names(48)
-    app = ClientApp()
 
     def fails(model, user, config, context):
         if user == "u000":
             raise RuntimeError("no battery")
         return model
 
-    host_users(app, lambda context: users, sequential_training(fails), shared=True)
-    grid = FakeGrid({1: FakeNode(app), 2: FakeNode(app)})
+    both = hosting(names(48), sequential_training(fails), shared=True)
+    grid = FakeGrid({1: both, 2: both})
     strategy = make(participation=Participation(rounds=12, min_separation=4), min_answers=4)
     assert strategy.start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
     for nodes in asked_at(grid).values():

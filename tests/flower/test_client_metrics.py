@@ -3,32 +3,28 @@
 import json
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from fake_grid import FakeGrid
+from flower_runs import node
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from typer.testing import CliRunner
+from shared import record
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
-from fedcgd.cli import app
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import privacy_statement
-from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
+from fedcgd_flower import CorrelatedNoise
 
 PLAN = Plan.calibrated(DPSGD(), Participation(rounds=4, min_separation=1), clip_norm=0.5, epsilon=8, delta=1e-5)
 USERS = [f"u{i}" for i in range(4)]
 
 
 def run(path: Path, key: NoiseKey, rounds: int, **options) -> CorrelatedNoise:
-    def train(model, user, config, context):
-        return ArrayRecord({"w": Array(model["w"].numpy() + np.float32(1))})
+    client = node(USERS)
 
-    client = ClientApp()
-    host_users(client, lambda context: list(USERS), sequential_training(train))
-
-    @client.evaluate()
+    @client.app.evaluate()
     def evaluate(message, context):
         metrics = MetricRecord({"acc": 0.5, "num-examples": 3})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
@@ -43,14 +39,12 @@ def run(path: Path, key: NoiseKey, rounds: int, **options) -> CorrelatedNoise:
         trusted_nodes=True,
         **options,
     )
-    strategy.start(
-        FakeGrid({1: FakeNode(client)}), ArrayRecord({"w": Array(np.zeros(6, np.float32))}), num_rounds=rounds
-    )
+    strategy.start(FakeGrid({1: client}), record(np.zeros(6)), num_rounds=rounds)
     return strategy
 
 
 def command(*words: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    done = command_line.run(*words)
     assert done.exit_code == 0, done.output
     return " ".join(done.output.split())
 

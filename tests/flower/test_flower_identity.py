@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode
-from flwr.app import Array, ArrayRecord
-from flwr.clientapp import ClientApp
+from fake_grid import FakeGrid
+from flower_runs import node
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
+from shared import record
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import verify
-from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
+from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.inner import scheduled
 from fedcgd_flower.inner_state import settings
 
@@ -40,13 +40,8 @@ class Warm(FedAvgM):
 
 
 def run(path: Path, key: NoiseKey, inner: FedAvg) -> CorrelatedNoise:
-    def train(model, user, config, context):
-        return ArrayRecord({"w": Array(model["w"].numpy() + np.float32(1))})
-
-    client = ClientApp()
-    host_users(client, lambda context: ["ann", "bob"], sequential_training(train))
     strategy = CorrelatedNoise(inner, PLAN, key=key, ledger=path, cohort_size=2, patience=0.0, trusted_nodes=True)
-    strategy.start(FakeGrid({1: FakeNode(client)}), ArrayRecord({"w": Array(np.zeros(6, np.float32))}), num_rounds=1)
+    strategy.start(FakeGrid({1: node(["ann", "bob"])}), record(np.zeros(6)), num_rounds=1)
     return strategy
 
 

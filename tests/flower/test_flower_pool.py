@@ -5,6 +5,7 @@ import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode
 from flower_requests import NodeSum, read_train_reply
+from flower_runs import hosting
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
@@ -38,9 +39,7 @@ def towards_target(model: ArrayRecord, user: str, config, context) -> ArrayRecor
 
 
 def pool(users=("ann", "bob", "cat", "dan", "eve")) -> FakeNode:
-    app = ClientApp()
-    host_users(app, lambda context: users, sequential_training(towards_target))
-    return FakeNode(app)
+    return hosting(users, sequential_training(towards_target))
 
 
 def test_sum_of_each_users_clipped_update() -> None:
@@ -87,22 +86,17 @@ def test_gradient_steps_equal_the_plain_loop() -> None:
     def loss(flat, x, y):
         return (x @ flat - y) ** 2 / 2
 
-    app = ClientApp()
-    users = [str(i) for i in range(8)]
-    host_users(
-        app,
-        lambda context: users,
-        one_gradient_step(
-            loss, lambda asked, context: (inputs[[int(u) for u in asked]], targets[[int(u) for u in asked]])
-        ),
+    step = one_gradient_step(
+        loss, lambda asked, context: (inputs[[int(u) for u in asked]], targets[[int(u) for u in asked]])
     )
-    result = ask(FakeGrid({1: FakeNode(app)}), 1, ("2", "5", "7"), clip_norm=0.5)
+    grid = FakeGrid({1: hosting([str(i) for i in range(8)], step)})
+    result = ask(grid, 1, ("2", "5", "7"), clip_norm=0.5)
     expected = np.zeros(3)
     for i in (2, 5, 7):
         gradient = -targets[i].item() * inputs[i].double().numpy()  # at w = 0
         expected -= gradient * min(1, 0.5 / np.linalg.norm(gradient))
     np.testing.assert_allclose(result.update, expected, rtol=1e-5)
-    empty = ask(FakeGrid({1: FakeNode(app)}), 1, ("99",))
+    empty = ask(grid, 1, ("99",))
     assert (empty.answered, empty.update.any()) == (0, False)
 
 
@@ -196,12 +190,7 @@ def test_what_training_raises_stays_on_the_node_with_its_text(kind: str, caplog:
     def fail(*_):
         raise ValueError(f"patient {4000 + 711} has the flu")
 
-    if kind == "mod":
-        node = mod_node(fail)
-    else:
-        app = ClientApp()
-        host_users(app, lambda context: ["ann"], fail)
-        node = FakeNode(app)
+    node = mod_node(fail) if kind == "mod" else hosting(["ann"], fail)
     node.tamper = keep
     assert ask(FakeGrid({1: node}), 1, ("ann",)) == "error in local training"
     assert arrived[0].error.reason == "local training failed"
@@ -213,9 +202,7 @@ def test_a_user_whose_training_raises_is_logged_by_where_and_without_the_text(ca
     def fail(*_):
         torch.zeros(2) + torch.zeros(4000 + 711)  # the library's own lines are not where to look
 
-    app = ClientApp()
-    host_users(app, lambda context: ["ann"], sequential_training(fail))
-    result = ask(FakeGrid({1: FakeNode(app)}), 1, ("ann",))
+    result = ask(FakeGrid({1: hosting(["ann"], sequential_training(fail))}), 1, ("ann",))
     assert isinstance(result, NodeSum)
     assert not result.answered
     line = fail.__code__.co_firstlineno + 1

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode, is_training
-from flower_runs import KEY, PLAN, SIZE, STEP, UPDATE, asked_users, make, names, node, on_the_grid, two_nodes
+from fake_grid import FakeGrid, is_training
+from flower_runs import KEY, PLAN, SIZE, STEP, UPDATE, asked_users, hosting, make, names, node, on_the_grid, two_nodes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import (
     Bulyan,
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -33,7 +32,7 @@ from fedcgd.ledger import Ledger, export
 from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation.cohorts import rounds_of
-from fedcgd_flower import CorrelatedNoise, host_users, inner_state, sequential_training
+from fedcgd_flower import CorrelatedNoise, inner_state, sequential_training
 
 
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6))])
@@ -112,11 +111,10 @@ def test_users_that_their_node_leaves_out_are_counted() -> None:
             raise RuntimeError("no battery")
         return record(np.full(SIZE, np.nan)) if user.endswith("2") else model
 
-    app = ClientApp()
-    users = names(4)
-    host_users(app, lambda context: users, sequential_training(some_fail))
     strategy = make(expected_users=4)
-    strategy.start(FakeGrid({1: FakeNode(app)}), record(np.zeros(SIZE)), num_rounds=1)
+    strategy.start(
+        FakeGrid({1: hosting(names(4), sequential_training(some_fail))}), record(np.zeros(SIZE)), num_rounds=1
+    )
     assert (strategy.releases, dict(strategy.dropped)) == (1, {"left out by its node": 2})
 
 

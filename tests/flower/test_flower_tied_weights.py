@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode
-from flower_runs import make, names
+from flower_runs import hosting, make, names
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
@@ -13,7 +13,6 @@ from fedcgd_flower import (
     IncompleteRunError,
     arrays_of,
     clipped_update_mod,
-    host_users,
     load_arrays,
     sequential_training,
 )
@@ -63,11 +62,9 @@ def test_nodes_refuse_to_train_tied_weights_twice_and_say_how_to_train_them_once
 
 
 def test_users_of_a_pool_are_refused_too(caplog: pytest.LogCaptureFixture) -> None:
-    app = ClientApp()
     training = sequential_training(lambda model, user, config, context: train_as_usual(model))
-    host_users(app, lambda context: names(12), training)
     with pytest.raises(IncompleteRunError, match="left out by its node"):
-        make().start(FakeGrid({1: FakeNode(app)}), ArrayRecord(Tied().state_dict()))
+        make().start(FakeGrid({1: hosting(names(12), training)}), ArrayRecord(Tied().state_dict()))
     assert f"the arrays {[EMBEDDING, HEAD]} are one tensor of the model" in caplog.text
 
 

@@ -9,9 +9,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
+from flower_runs import hosting
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -20,12 +22,10 @@ from hypothesis import strategies as st
 from plans import make_plan
 from shared import record
 from sql import edit
-from typer.testing import CliRunner
 
 from fedcgd import BLT, DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.accounting import PastRun, compose
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.cli import app as cli
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
@@ -36,7 +36,6 @@ from fedcgd_flower import (
     CorrelatedNoise,
     PrivateEvaluation,
     clipped_update_mod,
-    host_users,
     sequential_training,
 )
 from fedcgd_flower.evaluation_messages import answer
@@ -61,9 +60,7 @@ def pool(users, measure=None) -> FakeNode:
         assert model["w"].numpy().any()  # a released model, not the initial one
         return (measure or truth)(user)
 
-    app = ClientApp()
-    host_users(app, lambda context: list(users), sequential_training(train), evaluate=evaluate)
-    return FakeNode(app)
+    return hosting(users, sequential_training(train), evaluate=evaluate)
 
 
 def single(user: str, *, everywhere: bool = True, measure=None) -> FakeNode:
@@ -333,11 +330,11 @@ def test_epsilon_of_both_together_is_told(tmp_path: Path, caplog: pytest.LogCapt
     assert verify(path).with_evaluations == joint([path]).worst.planned
     commands = (["ledger", "show"], ["ledger", "verify"], ["ledger", "compose"])
     for command in commands:
-        said = CliRunner().invoke(cli, [*command, str(path)]).stdout
+        said = command_line.run(*command, path).stdout
         assert f"ε ≤ {rounded_up(expected)} at δ = 1e-05 for 9 rounds of 2 runs together" in " ".join(
             said.replace("│", " ").split()
         )
-    found = json.loads(CliRunner().invoke(cli, ["ledger", "verify", str(path), "--json"]).stdout)
+    found = command_line.figures("ledger", "verify", path)
     assert found["with_evaluations"]["epsilon"] == pytest.approx(expected, rel=1e-9)
     for words in (
         "training and evaluations together: ε ≤",
@@ -398,7 +395,7 @@ def test_evaluations_that_are_not_over_are_waited_for_and_sound(tmp_path: Path) 
     edit(beside, "UPDATE users SET participations = 0")
     with pytest.raises(ValueError, match="contradict each other"):
         later.admission(training(), key=NoiseKey.generate())
-    result = CliRunner().invoke(cli, ["ledger", "compose", str(path)])
+    result = command_line.run("ledger", "compose", path)
     assert result.exit_code == 1
     assert f"{beside}: 12 users have counters that differ" in result.stdout
 
@@ -440,12 +437,10 @@ def test_the_report_says_epsilon_with_the_evaluations(tmp_path: Path) -> None:
         ),
         ("statement.json", ('"with_evaluations": {', f"together, are ({expected}, 1e-05)-diff")),
     ):
-        assert CliRunner().invoke(cli, ["report", str(path), "-o", str(tmp_path / name)]).exit_code == 0
+        assert command_line.run("report", path, "-o", tmp_path / name).exit_code == 0
         for word in words:
             assert word in (tmp_path / name).read_text(), (name, word)
-    result = CliRunner().invoke(
-        cli, ["report", str(path.with_name("run.db.evaluation")), "-o", str(tmp_path / "part.md")]
-    )
+    result = command_line.run("report", path.with_name("run.db.evaluation"), "-o", tmp_path / "part.md")
     assert result.exit_code == 2
     assert "evaluations of a run only" in result.stderr
     assert not (tmp_path / "part.md").exists()

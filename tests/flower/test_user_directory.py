@@ -6,20 +6,18 @@ from collections.abc import Mapping
 import pytest
 from clock import Clock
 from fake_grid import FakeGrid, FakeNode
+from flower_runs import hosting
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedcgd_flower.user_directory as module
-from fedcgd_flower import ClippedUpdateMod, host_users
+from fedcgd_flower import ClippedUpdateMod
 from fedcgd_flower.messages import is_users_query
 from fedcgd_flower.user_directory import UserDirectory
 
 
 def pool(*users: str, shared: bool = False, **options) -> FakeNode:
-    app = ClientApp()
-    asked = pytest.fail
-    host_users(app, lambda context: users, lambda work, context: asked("only asked who is there"), shared=shared)
-    return FakeNode(app, **options)
+    return hosting(users, lambda work, context: pytest.fail("only asked who is there"), shared=shared, **options)
 
 
 def silent(*users: str) -> FakeNode:

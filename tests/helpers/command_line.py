@@ -7,11 +7,12 @@ from typer.testing import CliRunner, Result
 from fedcgd.cli import app
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
+def run(*words: object) -> Result:
+    """`fedcgd` with these words, paths among them."""
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "TERM": "dumb"})
 
 
-def figures(*words: str):
+def figures(*words: object):
     """What `--json` prints."""
     result = run(*words, "--json")
     assert result.exit_code == 0, result.output

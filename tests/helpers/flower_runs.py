@@ -33,10 +33,15 @@ def shifting(amount: float):
     return sequential_training(train)
 
 
-def node(users, amount: float = 1.0, *, keepers: Keepers | None = None, **options) -> FakeNode:
+def hosting(users, training, *, evaluate=None, shared=False, keepers: Keepers | None = None, **options) -> FakeNode:
+    """A node of these users, who are trained by `training`, a ClippedSum."""
     app = ClientApp()
-    host_users(app, lambda context: list(users), shifting(amount), keepers=keepers)
+    host_users(app, lambda context: list(users), training, evaluate=evaluate, shared=shared, keepers=keepers)
     return FakeNode(app, **options)
+
+
+def node(users, amount: float = 1.0, **options) -> FakeNode:
+    return hosting(users, shifting(amount), **options)
 
 
 def names(count: int, prefix: str = "u") -> list[str]:

@@ -7,11 +7,11 @@ optimum is the optimum; `noise_curve` finds the same in fewer steps and is held 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve_banded, cholesky_banded
 
-from fedcgd.curvature.noise_curve import BARRIER
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.lbfgs import minimise
+from fedcgd.optimisation.noise_curve import BARRIER
 
 _FAR = 1e3  # above any log of an error
 

@@ -23,6 +23,10 @@ def models(task: str) -> list[str]:
 
 MODELS = [(task, model) for task in NAMES for model in models(task)]
 HEAVY = {"wideresnet-40"}
+every_model = pytest.mark.parametrize(
+    ("task", "model"), [pytest.param(t, m, marks=[pytest.mark.slow] if m in HEAVY else []) for t, m in MODELS]
+)
+"""Runs a test for every model of every task."""
 SHAPES = {
     "digits": (64,),
     "fashion-mnist": (1, 28, 28),

@@ -4,19 +4,19 @@ import json
 import stat
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 from keeper_runs import RealKeepers
 from shared import record
 from sql import edit
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from fedcgd.cli import app
 from fedcgd.keepers import Keeper, KeeperKey, Keepers
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["keeper", *words], env={"COLUMNS": "200", "TERM": "dumb"})
+    return command_line.run("keeper", *words)
 
 
 def test_cards_that_were_printed_make_the_file_of_all_parties(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
 from flower_runs import PLAN, names
@@ -17,10 +18,8 @@ from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make, node, two_nodes
 from shared import record
 from sql import edit
-from typer.testing import CliRunner
 
 from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
-from fedcgd.cli import app
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger, export, verify
@@ -415,7 +414,7 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
     described = json.loads(json.dumps(export(real.ledger), allow_nan=False))["verification"]["keepers"]
     assert [found["epsilon"] for found in described["planned"]][3] is None
     for command in ("show", "verify"):
-        output = CliRunner().invoke(app, ["ledger", command, str(real.ledger)])
+        output = run("ledger", command, real.ledger)
         assert output.exit_code == 0, output.output
         # A table's cell goes on in the next line, at a word that depends on the width that the process first saw.
         assert "1 round is spent without a model" in " ".join(output.output.replace("│", " ").split())

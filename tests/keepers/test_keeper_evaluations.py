@@ -1,31 +1,29 @@
 """Private evaluations whose noise comes from keepers: what is released and asked, what a failure costs, what is on record."""
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, Killed
-from flower_runs import names, shifting
+from flower_runs import names, node
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make
 from plans import make_plan
 from shared import record
 from sql import edit, rows
-from typer.testing import CliRunner
 
 from fedcgd import DPSGD, Participation
-from fedcgd.cli import app as cli
 from fedcgd.keepers import EVALUATION, TRAINING, Keepers
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
 from fedcgd.ledger.evaluations import with_evaluations
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.release import RecordedReleases
-from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation, host_users
+from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation
 from fedcgd_flower.messages import question_of
 
 SIZE = 6
@@ -36,20 +34,14 @@ def truth(user: str) -> dict[str, float]:
     return {"eval_loss": int(user[1:]) / 4, "eval_acc": 0.25}
 
 
-def hosting(users, keepers: Keepers | None, measure=truth, config=None, tamper=None) -> FakeNode:
-    app = ClientApp()
-    host_users(
-        app,
-        lambda context: list(users),
-        shifting(1.0),
-        evaluate=lambda model, user, config, context: measure(user),
-        keepers=keepers,
-    )
-    return FakeNode(app, config=config or {}, **({} if tamper is None else {"tamper": tamper}))
+def evaluating(users, keepers: Keepers | None, measure=truth, **options) -> FakeNode:
+    return node(users, evaluate=lambda model, user, config, context: measure(user), keepers=keepers, **options)
 
 
 def two_nodes(keepers: Keepers | None = SIMULATED, **options) -> FakeGrid:
-    return FakeGrid({1: hosting(names(12)[::2], keepers, **options), 2: hosting(names(12)[1::2], keepers, **options)})
+    return FakeGrid(
+        {1: evaluating(names(12)[::2], keepers, **options), 2: evaluating(names(12)[1::2], keepers, **options)}
+    )
 
 
 def evaluation(*, noise_multiplier: float = 0.05, rounds: int = 3, **options) -> PrivateEvaluation:
@@ -73,7 +65,7 @@ def real(tmp_path: Path) -> RealKeepers:
 def real_grid(real: RealKeepers, **options) -> FakeGrid:
     grid = two_nodes(real.keepers, **options)
     for i, path in enumerate(real.files):
-        grid.nodes[10 + i] = hosting([], real.keepers, config={"keeper": str(path)})
+        grid.nodes[10 + i] = evaluating([], real.keepers, config={"keeper": str(path)})
     return grid
 
 
@@ -149,7 +141,7 @@ def test_a_node_without_keepers_measures_nothing_where_others_mask() -> None:
     def evaluate(message: Message, context) -> Message:
         return Message(RecordDict({"metrics": MetricRecord(measure("u000"))}), reply_to=message)
 
-    grid = FakeGrid({1: hosting(names(12), None, measure), 2: FakeNode(app)})
+    grid = FakeGrid({1: evaluating(names(12), None, measure), 2: FakeNode(app)})
     for reply in grid.send_and_receive(
         [Message(asked.content, dst_node_id=i, message_type="evaluate") for i in grid.nodes]
     ):
@@ -214,10 +206,10 @@ def test_each_kind_has_its_rounds_at_the_keepers_and_in_a_ledger_of_its_own(real
     assert verify(beside).keepers.names == verify(real.ledger).keepers.names
     assert rows(beside, "SELECT count(*) FROM openings") == [(3,)]
     records = [f"{path.stem}={record_file(path)}" for path in real.files]
-    verified = CliRunner().invoke(cli, ["keeper", "verify", *records, "--ledger", str(real.ledger)])
+    verified = command_line.run("keeper", "verify", *records, "--ledger", real.ledger)
     assert verified.exit_code == 0, verified.output
     assert "rounds opened, those of evaluations included: k0 9, k1 9, k2 9" in " ".join(verified.stdout.split())
-    shown = json.loads(CliRunner().invoke(cli, ["keeper", "show", str(real.files[0]), "--json"]).stdout)
+    shown = command_line.figures("keeper", "show", real.files[0])
     assert (shown["rounds_opened"], shown["evaluations_opened"]) == ([0, 1, 2, 3, 4, 5], [0, 1, 2])
 
 
@@ -232,7 +224,7 @@ def test_records_of_evaluations_that_contradict_their_ledger_are_named(real: Rea
     run(real.make(evaluation=evaluation()), real_grid(real))
     edit(real.ledger.with_name("run.db.evaluation"), change)
     records = [f"{path.stem}={record_file(path)}" for path in real.files]
-    verified = CliRunner().invoke(cli, ["keeper", "verify", *records, "--ledger", str(real.ledger)])
+    verified = command_line.run("keeper", "verify", *records, "--ledger", real.ledger)
     assert verified.exit_code == 1
     assert problem in verified.stdout
 
@@ -244,7 +236,7 @@ def test_a_keeper_that_was_told_of_other_evaluations_is_named(real: RealKeepers)
         "UPDATE run SET agreement = json_set(agreement, '$.evaluation.plan.noise_multiplier', 0.5)",
     )
     records = [f"{path.stem}={record_file(path)}" for path in real.files]
-    verified = CliRunner().invoke(cli, ["keeper", "verify", *records, "--ledger", str(real.ledger)])
+    verified = command_line.run("keeper", "verify", *records, "--ledger", real.ledger)
     assert verified.exit_code == 1
     assert "k1 has agreed on evaluations of another plan" in verified.stdout
 
@@ -318,7 +310,7 @@ def test_a_keeper_that_is_away_before_an_evaluation_spends_none(real: RealKeeper
 def test_nodes_that_count_turns_count_those_of_evaluations(tmp_path: Path) -> None:
     """A server that evaluates with a user more often than its plan says gets no answer from the node."""
     counted = {"turns": str(tmp_path / "turns.db")}
-    grid = FakeGrid({1: hosting(names(12), SIMULATED, config=counted)})
+    grid = FakeGrid({1: evaluating(names(12), SIMULATED, config=counted)})
     run(make(evaluation=evaluation()), grid)
     turns = dict(rows(counted["turns"], "SELECT user, participations FROM users"))
     assert {user: turns[f"evaluation {user}"] for user in names(12)} == dict.fromkeys(names(12), 3)

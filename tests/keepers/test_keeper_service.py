@@ -13,13 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 from keeper_openings import agreement_of, opening_for, simulated, updates
 from keeper_runs import make, two_nodes
 from keeper_services import Services
 from shared import record
-from typer.testing import CliRunner
 
-from fedcgd.cli import app
 from fedcgd.keepers import Agreement, Keepers, Opening, Refusal, Tls, mask
 from fedcgd.keepers.cards import Card, KeeperKey, host_and_port
 from fedcgd.keepers.record import read, record_file
@@ -200,7 +199,7 @@ def test_the_guides_unit_and_image_start_what_there_is(tmp_path: Path, monkeypat
     image_starts = [word for words in re.findall(r"(?:ENTRYPOINT|CMD) (\[.*\])", image) for word in json.loads(words)]
     for program, *words in (started, image_starts):
         assert program.endswith("fedcgd")
-        done = CliRunner().invoke(app, words)
+        done = run(*words)
         assert done.exit_code != 0
         assert "server.crt" in done.output
         assert "No such option" not in done.output
@@ -240,14 +239,14 @@ def test_a_keeper_that_is_killed_answers_the_same_when_it_is_back(tmp_path: Path
 
 def test_the_command_line_makes_cards_with_addresses(tmp_path: Path) -> None:
     key = tmp_path / "keeper.key"
-    wrong = CliRunner().invoke(app, ["keeper", "new", str(key), "--name", "court", "--address", "court"])
+    wrong = run("keeper", "new", key, "--name", "court", "--address", "court")
     assert wrong.exit_code == 2
     assert "HOST:PORT" in wrong.output
     assert not key.exists()
-    done = CliRunner().invoke(app, ["keeper", "new", str(key), "--name", "court", "--address", "court:9444"])
+    done = run("keeper", "new", key, "--name", "court", "--address", "court:9444")
     assert 'address = "court:9444"' in done.stdout
     (tmp_path / "keepers.toml").write_text("colluding = 0\n\n" + done.stdout)
-    shown = CliRunner().invoke(app, ["keeper", "show", str(tmp_path / "keepers.toml")])
+    shown = run("keeper", "show", tmp_path / "keepers.toml")
     assert "court:9444" in shown.stdout
-    said = CliRunner().invoke(app, ["keeper", "show", str(tmp_path / "keepers.toml"), "--json"])
+    said = run("keeper", "show", tmp_path / "keepers.toml", "--json")
     assert list(json.loads(said.stdout)["keepers"]) == ["court"]

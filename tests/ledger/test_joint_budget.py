@@ -1,6 +1,5 @@
 """A budget for people across runs: who may be in the next run, against compositions that are calculated without fedcgd."""
 
-import json
 import logging
 import math
 import re
@@ -8,25 +7,24 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from fake_grid import FakeGrid, FakeNode, is_training
-from flwr.app import Array, ArrayRecord
-from flwr.clientapp import ClientApp
+from fake_grid import FakeGrid, is_training
+from flower_runs import node
 from flwr.serverapp.strategy import FedAvg
 from oracles_accounting import gaussian_epsilon
 from plans import make_plan
+from shared import record
 from sql import edit, rows
-from typer.testing import CliRunner
 
 from fedcgd import NoiseKey, Participation, Plan
-from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
-from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, sequential_training
+from fedcgd_flower import CorrelatedNoise, IncompleteRunError
 
 DELTA = 1e-5
 SILOS = Participation(rounds=4, min_separation=2)
@@ -50,23 +48,14 @@ def names(first: int, last: int) -> list[str]:
     return [f"person-{i:03d}" for i in range(first, last)]
 
 
-def grid_of(users: list[str]) -> FakeGrid:
-    def train(model, user, config, context):
-        return ArrayRecord({"w": Array(model["w"].numpy() + np.float32(1))})
-
-    client = ClientApp()
-    host_users(client, lambda context: list(users), sequential_training(train))
-    return FakeGrid({1: FakeNode(client)})
-
-
 def run(
     path: Path, users: list[str], *, plan: Plan = PLAN, budget: JointBudget | None = None, size: int = 4, **options
 ) -> tuple[CorrelatedNoise, set[str]]:
     """A whole run with these users around; the strategy, and whoever was asked."""
-    grid = grid_of(users)
+    grid = FakeGrid({1: node(users)})
     options = {"key": NoiseKey.generate(), "patience": 0.0, "trusted_nodes": True} | options
     strategy = CorrelatedNoise(FedAvg(), plan, ledger=path, cohort_size=size, budget=budget, **options)
-    strategy.start(grid, ArrayRecord({"w": Array(np.zeros(6, np.float32))}))
+    strategy.start(grid, record(np.zeros(6)))
     asked = {user for message in grid.sent if is_training(message) for user in message.content["fedcgd"]["users"]}
     return strategy, asked
 
@@ -187,12 +176,12 @@ def test_the_new_ledger_says_what_was_counted(tmp_path: Path) -> None:
     [(stream,)] = rows(one, "SELECT stream_id FROM run")
     kept = verify(two).budget
     assert kept == {"epsilon": 9.5, "delta": DELTA, "after": {stream: PLAN.to_description()}}
-    said = CliRunner().invoke(app, ["ledger", "verify", str(two)])
+    said = command_line.run("ledger", "verify", two)
     assert said.exit_code == 0
     assert "joint budget: ε ≤ 9.5 at δ = 1e-05" in said.stdout
     assert stream in said.stdout
-    assert CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)]).exit_code == 0
-    alone = CliRunner().invoke(app, ["ledger", "compose", str(two)])
+    assert command_line.run("ledger", "compose", one, two).exit_code == 0
+    alone = command_line.run("ledger", "compose", two)
     assert alone.exit_code == 1
     assert stream in alone.stdout
 
@@ -206,7 +195,7 @@ def test_a_user_beyond_the_budget_is_found_by_compose(tmp_path: Path) -> None:
     with Ledger.open(two, plan=PLAN, configuration=admission.configuration, key=key) as ledger:
         ledger.plan_round(0, ["zoe", "bob"])
     assert joint([one, two]).problems == (f"1 user is in {two} beyond its joint budget of ε = 8.5",)
-    said = CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)])
+    said = command_line.run("ledger", "compose", one, two)
     assert said.exit_code == 1
     assert "zoe" not in said.stdout
 
@@ -283,7 +272,7 @@ def test_an_older_copy_is_told_by_a_register_also_among_several_runs(tmp_path: P
     assert problem.startswith(f"{older}: the key has released 4 rounds of this run ({key.runs}), and 1 are on record")
     with pytest.raises(ValueError, match=r"there is no register of a key's runs at .*nowhere\.runs"):
         joint([older], register=tmp_path / "nowhere.runs")
-    said = CliRunner().invoke(app, ["ledger", "compose", str(older), "--register", str(key.runs)])
+    said = command_line.run("ledger", "compose", older, "--register", key.runs)
     assert said.exit_code == 1
     seal(older, None)
     with pytest.raises(ValueError, match=r"nobody can say what the runs cost.*it is an older copy"):
@@ -341,7 +330,7 @@ def test_simulations_of_one_seed_share_their_bins(tmp_path: Path) -> None:
 def test_the_record_of_a_run_without_a_budget_has_none(tmp_path: Path) -> None:
     one = recorded(tmp_path / "A.db", ["ann"])
     assert verify(one).budget is None
-    assert json.loads(CliRunner().invoke(app, ["ledger", "verify", str(one), "--json"]).stdout)["budget"] is None
+    assert command_line.figures("ledger", "verify", one)["budget"] is None
 
 
 def test_a_user_who_left_out_an_earlier_run_is_charged_what_it_was_in(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from plans import make_plan
 from sql import edit
 
 from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd.keepers.record import Record
 from fedcgd.ledger import Ledger, attempts, export, participation_counter, seal, verify
 from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
 from fedcgd.ledger.transactions import transaction
@@ -515,6 +516,13 @@ def test_what_is_no_ledger_is_refused(path):
             call(path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="ledger"):
+        verify(path)
+
+
+def test_a_keepers_record_is_no_ledger(path):
+    """It has a table of the same name, of the same format, with other columns."""
+    Record.open(path, KEY.fingerprint).close()
+    with pytest.raises(ValueError, match="cannot be read as a ledger: no such column"):
         verify(path)
 
 

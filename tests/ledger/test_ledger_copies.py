@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 from oracles_accounting import gaussian_epsilon
 from plans import make_plan
 from scipy import optimize
-from typer.testing import CliRunner
 
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting import PastRun, compose
-from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF
 from fedcgd.ledger.recorded_run import branches
@@ -90,7 +89,7 @@ def test_a_run_that_went_on_in_two_places_costs_both(tmp_path: Path) -> None:
     assert "went its own way after 2 rounds" in found.copies[0]
     # In any order, and with the older state of a third copy.
     assert joint([two, one]).worst.planned.epsilon == found.worst.planned.epsilon
-    said = CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)])
+    said = run("ledger", "compose", one, two)
     assert said.exit_code == 0
     assert "Copied:" in said.stdout
     assert "worst: ε ≤ 11.8 at δ = 1e-05 for 4 users" in said.stdout

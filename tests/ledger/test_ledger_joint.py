@@ -1,17 +1,15 @@
 """Several ledgers together: the joint ε of each group of users, against the composition of Gaussians done by hand."""
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import figures, run
 from oracles_accounting import gaussian_epsilon
 from plans import make_plan
-from typer.testing import CliRunner
 
 from fedcgd import NoiseKey, Participation, Plan
-from fedcgd.cli import app
 from fedcgd.ledger import Ledger, joint
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 
@@ -82,7 +80,7 @@ def test_what_cannot_be_composed_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_says_the_worst_and_no_ids(tmp_path: Path) -> None:
     one, two = recorded(tmp_path / "A.db", ["ann", "bob"]), recorded(tmp_path / "B.db", ["bob"])
-    result = CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)])
+    result = run("ledger", "compose", one, two)
     assert result.exit_code == 0, result.stderr
     assert "worst: ε ≤ 12.3 at δ = 1e-05 for 1 user" in result.stdout
     for word in (
@@ -93,6 +91,6 @@ def test_the_command_says_the_worst_and_no_ids(tmp_path: Path) -> None:
     ):
         assert word in result.stdout
     assert "bob" not in result.stdout
-    found = json.loads(CliRunner().invoke(app, ["ledger", "compose", str(one), str(two), "--json"]).stdout)
+    found = figures("ledger", "compose", one, two)
     assert found["groups"][0]["planned"]["epsilon"] == pytest.approx(12.26, abs=0.005)
     assert found["problems"] == []

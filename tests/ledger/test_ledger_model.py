@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
-from fedcgd.cli import app
 from fedcgd.ledger import Ledger, released_model, seal
 
 PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=3), clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)
@@ -45,7 +44,7 @@ def test_the_arrays_come_back_by_name(path: Path, suffix: str) -> None:
     for sealed in (False, True):
         if sealed:
             seal(path, None)
-        result = CliRunner().invoke(app, ["ledger", "model", str(path), str(target)])
+        result = run("ledger", "model", path, target)
         assert result.exit_code == 0, result.stderr
         found = load_file(target) if suffix == "safetensors" else dict(np.load(target))
         np.testing.assert_array_equal(found["weight"], FLAT[:6].reshape(2, 3) + 1)
@@ -74,7 +73,7 @@ def test_the_whole_model_with_what_was_not_trained(path: Path, suffix: str) -> N
         np.savez(initial, **WHOLE)
     else:
         save_file(WHOLE, initial)
-    result = CliRunner().invoke(app, ["ledger", "model", str(path), str(target), "--carried", str(initial)])
+    result = run("ledger", "model", path, target, "--carried", initial)
     assert result.exit_code == 0, result.stderr
     assert f"6 arrays are in {target}, those that were not trained as they are in {initial}" in result.stdout
     found = dict(np.load(target))
@@ -103,13 +102,13 @@ def test_a_whole_model_that_is_not_this_runs_is_refused(path: Path) -> None:
 
 def refused(path: Path, initial: Path, words: str) -> None:
     target = path.with_name("model.npz")
-    result = CliRunner().invoke(app, ["ledger", "model", str(path), str(target), "--carried", str(initial)])
+    result = run("ledger", "model", path, target, "--carried", initial)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
     assert not target.exists()
 
 
 def test_another_kind_of_file_is_refused(path: Path) -> None:
-    result = CliRunner().invoke(app, ["ledger", "model", str(path), "model.pt"])
+    result = run("ledger", "model", path, "model.pt")
     assert result.exit_code == 2
     assert ".npz or .safetensors" in result.stderr

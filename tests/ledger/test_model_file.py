@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run
 from plans import make_plan
 from sql import edit
-from typer.testing import CliRunner
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
-from fedcgd.cli import app
 from fedcgd.ledger import Ledger, export, model_file, released_model, seal, verify
 
 pytestmark = pytest.mark.filterwarnings(
@@ -171,7 +170,7 @@ def test_a_file_that_is_not_the_ledgers_is_refused_and_the_records_are_read(path
         ledger.resume()
     assert "put back the file that belongs to that ledger" in str(refused.value)
     assert "Begin another run with a new key" in str(refused.value)
-    shown = CliRunner().invoke(app, ["ledger", "model", str(path), str(path.with_name("model.npz"))])
+    shown = run("ledger", "model", path, path.with_name("model.npz"))
     assert shown.exit_code == 2
     assert words in " ".join(shown.stderr.split())
     found = verify(path)
@@ -180,8 +179,8 @@ def test_a_file_that_is_not_the_ledgers_is_refused_and_the_records_are_read(path
     assert [said in one for one in (found.notes if damage == "deleted" else found.problems)] == [True]
     assert {**export(path), "verification": 0} == {**kept, "verification": 0}
     for command, code in (("show", 0), ("export", 0), ("verify", 0 if damage == "deleted" else 1)):
-        assert CliRunner().invoke(app, ["ledger", command, str(path)]).exit_code == code
-    assert CliRunner().invoke(app, ["report", str(path), "-o", str(path.with_name("report.md"))]).exit_code == code
+        assert run("ledger", command, path).exit_code == code
+    assert run("report", path, "-o", path.with_name("report.md")).exit_code == code
     path.with_name("run.db-model-1").write_bytes(whole)  # the remedy
     with opened(path) as ledger:
         assert ledger.resume().model == model_of(1)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 from plans import make_plan
 from sql import edit, rows
-from typer.testing import CliRunner
 
 from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.accounting import gaussian
-from fedcgd.cli import app
 from fedcgd.ledger import Ledger, released_model, seal, verify
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.ledger.unreleased import epsilon_if_kept, row_reach
@@ -87,7 +86,7 @@ def test_what_contradicts_the_rest_of_the_ledger(path: Path, statement: str, pro
     assert (verify(path).problems, verify(path).notes) == ((), ())
     edit(path, statement)
     assert any(problem in found for found in verify(path).problems), verify(path).problems
-    assert CliRunner().invoke(app, ["ledger", "verify", str(path)]).exit_code == 1
+    assert run("ledger", "verify", path).exit_code == 1
 
 
 def test_an_attempt_in_flight_is_none_of_a_sealed_run(path: Path) -> None:
@@ -132,7 +131,7 @@ def test_what_contradicts_the_register_alone(path: Path, statement: str, problem
         edit(path, statement)
     assert verify(path).problems == ()
     assert any(problem in found for found in verify(path, register=register).problems)
-    shown = CliRunner().invoke(app, ["ledger", "verify", str(path), "--register", str(register)])
+    shown = run("ledger", "verify", path, "--register", register)
     assert (shown.exit_code, problem in shown.output) == (1, True)
 
 
@@ -144,16 +143,16 @@ def test_an_older_copy_is_told_by_the_register_beside_it_which_is_found(tmp_path
     with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:
         ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), 2)
         ledger.record_released(0, 1, b"")
-    fine = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    fine = run("ledger", "verify", path)
     assert (fine.exit_code, "compared with the register" in fine.output) == (0, True), fine.output
-    old = CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "old.db")])
+    old = run("ledger", "verify", tmp_path / "old.db")
     assert (old.exit_code, "the key has released 1 round of this run" in old.output) == (1, True), old.output
-    report = CliRunner().invoke(app, ["report", str(tmp_path / "old.db"), "-o", str(tmp_path / "old.md")])
+    report = run("report", tmp_path / "old.db", "-o", tmp_path / "old.md")
     assert (report.exit_code, "the key has released 1 round" in (tmp_path / "old.md").read_text("utf-8")) == (1, True)
     (tmp_path / "noise.key.runs").unlink()
-    alone = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    alone = run("ledger", "verify", path)
     assert (alone.exit_code, "an older copy of this ledger would look the same" in alone.output) == (0, True)
-    missing = CliRunner().invoke(app, ["ledger", "verify", str(path), "--register", str(tmp_path / "noise.key.runs")])
+    missing = run("ledger", "verify", path, "--register", tmp_path / "noise.key.runs")
     assert (missing.exit_code, "there is no register" in missing.stderr) == (2, True)
 
 
@@ -176,9 +175,7 @@ def test_a_seal_that_the_register_does_not_know_is_told(path: Path) -> None:
     edit(path, f"UPDATE run SET sealed = '{LATER}'")
     [note] = verify(path, register=register).notes
     assert f"sealed on {LATER}, and {register} does not" in note
-    page = CliRunner().invoke(
-        app, ["report", str(path), "-o", str(path.with_name("statement.md")), "--register", str(register)]
-    )
+    page = run("report", path, "-o", path.with_name("statement.md"), "--register", register)
     assert f"compared with the register {register}" in page.output.replace("\n", "")
     assert note in (text := path.with_name("statement.md").read_text(encoding="utf-8"))
     assert f"| sealed | on {LATER} |" in text
@@ -201,7 +198,7 @@ def test_times_out_of_order_and_a_missing_model_are_told(path: Path) -> None:
     assert found.problems == ()
     assert found.notes[0].startswith("1 time is on record before one that they must follow")
     assert found.notes[1] == "the last model, run.db-model-0, is not beside the ledger, and was not compared"
-    shown = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    shown = run("ledger", "verify", path)
     assert (shown.exit_code, "Note: 1 time" in shown.output) == (0, True)
 
 
@@ -283,7 +280,7 @@ def test_sums_that_were_no_release_are_told_with_an_epsilon(tmp_path: Path) -> N
     statement = privacy_statement(tmp_path / "run.db")
     assert statement["notes"] == [note, NO_REGISTER]
     assert f"**Note**: {note}." in statement_markdown(statement)
-    CliRunner().invoke(app, ["report", str(tmp_path / "run.db"), "-o", str(tmp_path / "report.html")])
+    run("report", tmp_path / "run.db", "-o", tmp_path / "report.html")
     assert "may have reached the inner strategy" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
@@ -298,7 +295,7 @@ def test_a_large_delta_is_told_wherever_the_run_is(tmp_path: Path) -> None:
     plan = make_plan(DPSGD(), Participation(rounds=2), delta=0.3)
     finished(tmp_path / "large.db", NoiseKey.generate(), plan)
     words = "δ times the number of users is 0.6 (0.3 · 2)"
-    assert words in CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "large.db")]).output
+    assert words in run("ledger", "verify", tmp_path / "large.db").output
     assert words in statement_markdown(privacy_statement(tmp_path / "large.db"))
-    CliRunner().invoke(app, ["report", str(tmp_path / "large.db"), "-o", str(tmp_path / "report.html")])
+    run("report", tmp_path / "large.db", "-o", tmp_path / "report.html")
     assert words in (tmp_path / "report.html").read_text(encoding="utf-8")

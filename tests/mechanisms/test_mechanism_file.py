@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from app_runs import DEFAULTS
+from command_line import run
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from typer.testing import CliRunner
 
 from fedcgd import (
     BIFR,
@@ -27,12 +27,11 @@ from fedcgd import (
     Participation,
     Plan,
 )
-from fedcgd.cli import app as command_line
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.ledger import verify
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
+from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd_experiments.central import claim, mechanism_of
 from fedcgd_experiments.point import Setup
@@ -125,12 +124,11 @@ def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
     write_mechanism(LambdaCGD(1 / 3), path)
     options = ["--rounds", "30", "--separation", "10", "--epsilon", "2", "--delta", "1e-5", "--json"]
     found, spelled = (
-        CliRunner().invoke(command_line, ["calibrate", "--mechanism", text, *options])
-        for text in (f"file:{path}", f"lambda-cgd:{1 / 3}")
+        run("calibrate", "--mechanism", text, *options) for text in (f"file:{path}", f"lambda-cgd:{1 / 3}")
     )
     assert found.exit_code == 0
     assert found.stdout == spelled.stdout
-    missing = CliRunner().invoke(command_line, ["calibrate", "--mechanism", f"file:{tmp_path}", *options])
+    missing = run("calibrate", "--mechanism", f"file:{tmp_path}", *options)
     assert missing.exit_code == 2
     assert "cannot be read: Is a directory" in missing.stderr.replace("\n", " ")
 

@@ -6,13 +6,12 @@ import math
 import numpy as np
 import oracles_mechanisms as oracle
 import pytest
+from command_line import run
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from scipy.optimize import approx_fprime
-from typer.testing import CliRunner
 
 from fedcgd import Participation, Plan, error_norms, sensitivity
 from fedcgd.accounting.selection import excess_share, select_lambda, select_mechanism
-from fedcgd.cli import app
 from fedcgd.mechanisms import LambdaCGD, Mechanism, inverse_matrix, matrix
 from fedcgd.mechanisms.schedule import rate_factors, scheduled_workload
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
@@ -150,7 +149,7 @@ def test_a_curvature_knows_no_schedule() -> None:
 
 
 def invoke(*words: str) -> dict:
-    result = CliRunner().invoke(app, [*words, "--rounds", "60", "--separation", "12", "--delta", "1e-5", "--json"])
+    result = run(*words, "--rounds", "60", "--separation", "12", "--delta", "1e-5", "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -170,9 +169,7 @@ def test_the_command_line_chooses_for_the_schedule_and_reports_its_error() -> No
 
 
 def test_a_warm_up_that_is_too_long_is_one_line_on_the_command_line() -> None:
-    result = CliRunner().invoke(
-        app, ["select-lambda", "--rounds", "6", "--epsilon", "1", "--delta", "1e-5", "--warmup", "6"]
-    )
+    result = run("select-lambda", "--rounds", "6", "--epsilon", "1", "--delta", "1e-5", "--warmup", "6")
     assert result.exit_code == 2
     assert "warmup must be between 0 and 5" in result.stderr
 

@@ -12,12 +12,10 @@ from oracles_problem_p1 import problem_p1
 from scipy.linalg import toeplitz
 from scipy.optimize import approx_fprime
 
-import fedcgd.curvature.noise_curve as noise_curve_module
 import fedcgd.optimisation.banded as banded_module
+import fedcgd.optimisation.noise_curve as noise_curve_module
 import fedcgd.optimisation.toeplitz as toeplitz_module
 from fedcgd import Participation, error_norms, sensitivity
-from fedcgd.curvature import fitted
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwidth, matrix
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation import catalogue
@@ -32,6 +30,7 @@ from fedcgd.optimisation.catalogue import (
     from_description,
 )
 from fedcgd.optimisation.lbfgs import minimise
+from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.optimisation.series import quotient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
@@ -165,10 +164,10 @@ def test_blt_of_a_long_run_starts_from_a_short_one_and_is_as_good(separation: in
     searched = rmse(blt(3, run), run)
     monkeypatch.setattr(toeplitz_module, "_LONG", 1000)
     lengths = []
-    find = toeplitz_module.least_blt
+    find = toeplitz_module._least_blt
     monkeypatch.setattr(
         toeplitz_module,
-        "least_blt",
+        "_least_blt",
         lambda degree, run, *rest, **near: lengths.append(run.rounds) or find(degree, run, *rest, **near),
     )
     assert rmse(blt(3, run), run) == pytest.approx(searched, rel=1e-6)
@@ -233,7 +232,7 @@ LINEAR = Workload(momentum=0.5, learning_rates=tuple(np.linspace(1, 0.1, 23)))
         *(partial(band_mf, 4, FEW, workload=workload) for workload in (Workload(), LINEAR)),
         *(
             partial(one, 3, FEW, quadratic=QUADRATIC, normalized=normalized)
-            for one in (fitted.banded_toeplitz, fitted.band_inv_mf, fitted.blt)
+            for one in (banded_toeplitz, band_inv_mf, blt)
             for normalized in (False, True)
         ),
         partial(noise_curve, 4, FEW, quadratic=QUADRATIC),

@@ -75,6 +75,10 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; every file has one import name"
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif (
+            isinstance(node, ast.Constant) and node.value in SOURCES
+        ):  # what is imported by its name, when it is called
+            names.add(node.value)
     return names
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
-from typer.testing import CliRunner
 
-from fedcgd.cli import app
 from fedcgd.noise.keys import NoiseKey
 from fedcgd_simulations.flower_runs import flower_environment, free_port, local_superlink, stop
 
@@ -105,7 +104,7 @@ def check_model(folder: Path, net: torch.nn.Module) -> None:
 
 def check_ledger(folder: Path, rounds: int) -> None:
     NoiseKey.from_file(folder / "noise.key")  # for nobody else's eyes, or this raises
-    done = CliRunner().invoke(app, ["ledger", "verify", str(folder / "run.db"), "--json"])
+    done = run("ledger", "verify", folder / "run.db", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["released"] == rounds
 

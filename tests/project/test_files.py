@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import run
 
 from fedcgd import DPSGD, Ledger, NoiseKey, Participation, Plan
-from fedcgd.cli import app
 from fedcgd.files import sync_folder, whole
 from fedcgd.optimisation.catalogue import write_mechanism
 from fedcgd.quadratic import Spectrum
@@ -86,7 +85,7 @@ def test_a_full_disk_leaves_neither_half_a_file_nor_the_exit_code_of_a_refuted_c
     else:
         command = ["report", str(ledger), "-o", str(target)]
         monkeypatch.setattr(Path, "write_text", full)
-    result = CliRunner().invoke(app, command)
+    result = run(*command)
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr
     assert "written" not in result.stdout
@@ -124,7 +123,7 @@ def test_an_answer_that_cannot_be_printed_is_an_error_and_no_refutation(output: 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fedcgd.cli.budget.print_json", full)
         patched.setattr("fedcgd.cli.budget.show", full)
-        result = CliRunner().invoke(app, [*command, *output])
+        result = run(*command, *output)
     assert result.exit_code == 2
     assert result.stderr == "Error: [Errno 28] No space left on device\n"
 

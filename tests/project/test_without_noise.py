@@ -9,21 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, FakeNode
-from flwr.clientapp import ClientApp
+from command_line import run
+from fake_grid import FakeGrid
+from flower_runs import node
 from flwr.serverapp.strategy import FedAvg
 from plans import make_plan
 from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from typer.testing import CliRunner
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
-from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, export, joint, verify
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
+from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation
 
 KEY = NoiseKey(bytes(range(32)))
 NOISELESS = make_plan(LambdaCGD(0.8), Participation(rounds=4, min_separation=2), clip_norm=0.5, noise_multiplier=0)
@@ -33,13 +32,7 @@ SIZE = 6
 
 def grid() -> FakeGrid:
     """Four users at one node, whose updates are 1 in every coordinate, and so longer than the clip norm."""
-    node = ClientApp()
-    host_users(
-        node,
-        lambda context: list("abcd"),
-        sequential_training(lambda model, user, *_: record(model["w"].numpy() + np.float32(1))),
-    )
-    return FakeGrid({1: FakeNode(node)})
+    return FakeGrid({1: node("abcd")})
 
 
 def start(plan: Plan, ledger: Path | None = None, **options):
@@ -90,7 +83,7 @@ def test_every_record_of_the_run_is_marked(tmp_path: Path) -> None:
     assert (statement["private"], statement["noiseless"]) == (False, True)
 
     def printed(*words: str) -> str:
-        result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+        result = run(*words)
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -145,7 +138,7 @@ def test_what_needs_noise_refuses_to_go_without() -> None:
     with pytest.raises(ValueError, match="adaptive clipping measures"):
         start(NOISELESS, adaptive_clipping=AdaptiveClipping())
     words = ["explain", "--rounds", "4", "--delta", "1e-5", "--noise-multiplier", "0"]
-    assert CliRunner().invoke(app, words).exit_code == 2
+    assert run(*words).exit_code == 2
 
 
 def private(plan: Plan):

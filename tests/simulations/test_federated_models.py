@@ -8,7 +8,7 @@ import pytest
 import torch
 from app_runs import released_by_the_app
 from oracles_gradients import clipped_sum
-from small_models import HEAVY, MODELS, USERS, inputs, small_transformers, tiny
+from small_models import USERS, every_model, inputs, small_transformers, tiny
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd_simulations import client_app, server_app
@@ -16,9 +16,7 @@ from fedcgd_simulations.models.weights import RandomWeightsWarning
 from fedcgd_simulations.task import Data, Examples
 
 
-@pytest.mark.parametrize(
-    ("task", "model"), [pytest.param(t, m, marks=[pytest.mark.slow] if m in HEAVY else []) for t, m in MODELS]
-)
+@every_model
 @pytest.mark.filterwarnings(f"ignore::{RandomWeightsWarning.__module__}.{RandomWeightsWarning.__name__}")
 def test_two_rounds(task: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_transformers(monkeypatch)

@@ -1,0 +1,87 @@
+"""Mechanisms whose numbers are best for a quadratic: λ, ν, coefficients and buffers, at equal privacy under (k, b).
+
+The objective is log(final_loss · sens²), with the sensitivity that is valid for each kind of mechanism. With `normalized` it is
+that of the mechanism's column-normalised form, which other numbers make best; the mechanism itself is what is returned.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from fedcgd.mechanisms import LambdaCGD, Normalized, NuDPFTRL
+from fedcgd.mechanisms.mechanism import Toeplitz
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.optimisation import Progress
+from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
+from fedcgd.quadratic.loss import final_loss
+
+_GRID = 24
+OneNumber = TypeVar("OneNumber", LambdaCGD, NuDPFTRL)
+
+
+def lambda_cgd(
+    participation: Participation, *, quadratic: Quadratic, normalized: bool = False, progress: Progress | None = None
+) -> LambdaCGD:
+    """The λ of least loss at equal privacy, by a search on the scale 1/(1 − λ); 0 (DP-SGD) if nothing is better.
+
+    Args:
+        participation: (n, k, b); its sampling does not count.
+        quadratic: what is descended on, and how.
+        normalized: whether the sensitivity is that of the column-normalised form.
+        progress: is called with how far the search is: iterations, and the objective.
+    """
+
+    def error(one: LambdaCGD) -> float:
+        return _log_error(one, participation, quadratic, normalized)
+
+    longest = math.log(4.0 * participation.rounds + 4.0)
+    found = _search(lambda x: LambdaCGD(-math.expm1(-x)), (0.0, longest), error, progress)
+    return min(LambdaCGD(0.0), found, key=error)
+
+
+def nu_dp_ftrl(
+    participation: Participation, *, quadratic: Quadratic, normalized: bool = False, progress: Progress | None = None
+) -> NuDPFTRL:
+    """The ν of least loss at equal privacy, by a search on a logarithmic scale.
+
+    Args:
+        participation: (n, k, b); its sampling does not count.
+        quadratic: what is descended on, and how.
+        normalized: whether the sensitivity is that of the column-normalised form.
+        progress: is called with how far the search is: iterations, and the objective.
+    """
+
+    def error(one: NuDPFTRL) -> float:
+        return _log_error(one, participation, quadratic, normalized)
+
+    ends = (math.log(1e-2 / participation.rounds), math.log(1 - 1e-6))
+    return _search(lambda x: NuDPFTRL(math.exp(x)), ends, error, progress)
+
+
+def _search(
+    make: Callable[[float], OneNumber],
+    ends: tuple[float, float],
+    error: Callable[[OneNumber], float],
+    progress: Progress | None,
+) -> OneNumber:
+    """The best on a grid, then by a bounded search between the neighbours of its best point."""
+
+    def at(x: float) -> float:
+        return error(make(x))
+
+    grid = np.linspace(*ends, _GRID)
+    least = int(np.argmin([at(float(x)) for x in grid]))
+    if progress is not None:
+        progress(_GRID, at(float(grid[least])))
+    bounds = (float(grid[max(least - 1, 0)]), float(grid[min(least + 1, _GRID - 1)]))
+    return make(float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-5}).x))
+
+
+def _log_error(one: Toeplitz, participation: Participation, quadratic: Quadratic, normalized: bool) -> float:
+    mechanism = Normalized(one) if normalized else one
+    loss = final_loss(mechanism, participation.rounds, quadratic)
+    return math.log(loss) + 2 * math.log(sensitivity(mechanism, participation).value)
