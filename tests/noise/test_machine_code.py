@@ -7,7 +7,6 @@ import pytest
 
 import hatch_build
 from fedcgd import machine_code, passes
-from fedcgd.accounting.b_min_sep import recursion
 from fedcgd.noise import compiled
 from fedcgd.opacus import row_passes
 
@@ -16,7 +15,6 @@ LOADERS = {
     "noise/machine_code.c": compiled,
     "passes.c": passes,
     "opacus/row_passes.c": row_passes,
-    "accounting/b_min_sep/recursion.c": recursion,
 }
 
 

@@ -19,15 +19,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcgd.accounting.b_min_sep.coins import Coins
-from fedcgd.accounting.b_min_sep.recursion import Indices, Maps, recursion
 from fedcgd.accounting.secret_rounds.columns import Columns
 from fedcgd.accounting.secret_rounds.law import LARGEST
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _GOAL = 2e-3  # for the distance of the two bounds on log S
-_COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _DEPTHS = (1.5, 3.0, 5.0)  # −log of the least of the points that are not 0, beside the largest
 _AT_ONCE = 64  # rounds
 _TRIALS = 8  # draws that a grid is chosen by
@@ -56,7 +56,7 @@ class BMinSepLikelihood:
     @property
     def cost(self) -> float:
         """About the time that a draw takes, in units of one with few points or none."""
-        return 1.0 if self.grid is None else max(1.0, len(self.grid.points) / 32)
+        return 1.0 if self.grid is None else max(1.0, len(self.grid.points) ** 2 / 2000)
 
     def bounds(self, x: Matrix) -> tuple[Vector, Vector]:
         """A lower and an upper bound on S at x of shape (n, draws); without a tail they are equal.
@@ -71,15 +71,15 @@ class BMinSepLikelihood:
             lower, upper = self._total(firsts[0], 0.0), self._total(firsts[1], LARGEST)
         return np.minimum(lower, upper), upper
 
-    def _weights(self, x: Matrix) -> Iterator[tuple[int, Matrix]]:
-        """p·exp(x_t − e_t) of a few rounds at a time, which the cache holds, with the first of them; the last rounds first."""
+    def _weights(self, x: Matrix) -> Iterator[tuple[int, Vector]]:
+        """t and p·exp(x_t − e_t), from the last round to the first, of a few rounds at a time, which the cache holds."""
         n = self.law.rounds
         for start in range((n - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
             rounds = slice(start, min(start + _AT_ONCE, n))
-            weights = np.subtract(x[rounds], self.halves[rounds, None], dtype=float, order="C")
+            weights = np.subtract(x[rounds], self.halves[rounds, None], dtype=float)
             np.exp(np.minimum(weights, 700.0, out=weights), out=weights)
             weights *= self.law.rate
-            yield start, weights
+            yield from ((start + i, weights[i]) for i in range(len(weights) - 1, -1, -1))
 
     def _total(self, firsts: Matrix, unknown: float) -> Vector:
         """S, and `unknown` where numbers too large for a float left none."""
@@ -88,29 +88,48 @@ class BMinSepLikelihood:
 
     def _values(self, x: Matrix) -> Matrix:
         """F of the first rounds, shape (min(b, n), draws)."""
-        ring = np.ones((self.law.separation + 1, x.shape[1]))
-        for first, weights in self._weights(x):
-            recursion().bands(weights, first, 1 - self.law.rate, ring)
-        return ring[np.arange(len(self.chances)) % len(ring)]
+        b, rest = self.law.separation, 1 - self.law.rate
+        ring = np.ones((b + 1, x.shape[1]))
+        for t, taken in self._weights(x):
+            now = ring[t % (b + 1)]
+            taken *= ring[(t + b) % (b + 1)]
+            np.multiply(ring[(t + 1) % (b + 1)], rest, out=now)
+            now += taken
+        return ring[np.arange(len(self.chances)) % (b + 1)]
 
     def _grid_values(self, x: Matrix, grid: "Grid") -> Vector:
         """The same from below and from above, shape (2, min(b, n), draws)."""
-        maps = (grid.least, grid.most)
-        rings = [np.ones((self.law.separation + 1, len(grid.points), x.shape[1])) for _ in maps]
-        firsts = np.ones((len(maps), len(self.chances), x.shape[1]))
-        for first, weights in self._weights(x):
-            for each, ring, found in zip(maps, rings, firsts, strict=True):
-                recursion().tail(weights, first, each, ring, found)
+        b = self.law.separation
+        ring = np.ones((b + 1, 2, len(grid.points), x.shape[1]))
+        firsts = np.ones((2, len(self.chances), x.shape[1]))
+        maps = ((grid.least_stay, grid.least_take), (grid.stay, grid.take))
+        for t, weight in self._weights(x):
+            for which, (stay, take) in enumerate(maps):
+                found = stay @ ring[(t + 1) % (b + 1), which]
+                taken = take[grid.kinds[t]] @ ring[(t + b) % (b + 1), which]
+                taken *= weight
+                found += taken
+                ring[t % (b + 1), which] = found
+            if t < firsts.shape[1]:
+                firsts[:, t] = ring[t % (b + 1), :, -1]
         return firsts
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Points, which fall to 0, and maps between the values of F_t at them: for a lower bound and for an upper one."""
+    """Linear maps between the values of F_t at the points."""
 
     points: Vector
-    least: Maps
-    most: Maps
+    """They fall to 0."""
+    stay: Matrix
+    """What F_{t+1} is multiplied with."""
+    take: Matrix
+    """What p·exp(x_t − e_t)·F_{t+b} is multiplied with, for each kind of round."""
+    least_stay: Matrix
+    least_take: Matrix
+    """The same for the lower bound."""
+    kinds: NDArray[np.intp]
+    """The kind of each round."""
 
 
 def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMinSepLikelihood:
@@ -141,39 +160,35 @@ def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMin
 def _grid(points: Vector, columns: Columns, law: Coins, sigma: float) -> Grid:
     ratio, b = columns.ratio, law.separation
     pulls = columns.tail_products / sigma**2  # D_t/σ²
-    left = max(1, -(-law.rounds // b))  # rounds that are left to a user
-    tilt = float(pulls.max()) * (1 - ratio ** (b * left)) / (1 - ratio**b) / 2
+    most = max(1, -(-law.rounds // b))  # rounds that are left to a user
+    tilt = float(pulls.max()) * (1 - ratio ** (b * most)) / (1 - ratio**b) / 2
     kinds, which = np.unique(np.stack([pulls, columns.scales], axis=1), axis=0, return_inverse=True)
-    take_at, take, least_take = [], [], []
+    take, least_take = [], []
     with np.errstate(over="ignore", invalid="ignore"):  # too few points for this tilt: infinity or no number, and 0
-        stay_at, stay, least_stay = _interpolation(ratio * points, points, tilt)
+        stay, least_stay = _interpolation(ratio * points, points, tilt)
         for pull, scale in kinds:
-            at, upper, lower = _interpolation(ratio**b * (points + scale), points, tilt)
-            decay = np.exp(-pull * points)
-            take_at.append(at)
+            upper, lower = _interpolation(ratio**b * (points + scale), points, tilt)
+            decay = np.exp(-pull * points)[:, None]
             take.append(upper * decay)
             least_take.append(lower * decay)
-    rest, kind = 1 - law.rate, which.ravel()
+    rest = 1 - law.rate
     least_stay, lowest = np.nan_to_num(rest * least_stay, nan=0.0), np.nan_to_num(np.stack(least_take), nan=0.0)
-    places = np.stack(take_at)
-    least, most = ((least_stay, lowest), (rest * stay, np.stack(take)))
-    return Grid(points, *(Maps(stay_at, stays, kind, places, takes) for stays, takes in (least, most)))
+    return Grid(points, rest * stay, np.stack(take), least_stay, lowest, which.ravel())
 
 
-def _interpolation(values: Vector, points: Vector, tilt: float) -> tuple[Indices, Matrix, Matrix]:
-    """From F at the points to an upper and to a lower bound on F at `values`.
-
-    Each follows from the point above and the next one: the place of the first, and twice what the two are multiplied with.
-    """
+def _interpolation(values: Vector, points: Vector, tilt: float) -> tuple[Matrix, Matrix]:
+    """From F at the points to an upper and to a lower bound on F at `values`."""
     above = np.clip(np.searchsorted(-points, -values, side="right") - 1, 0, len(points) - 2)
     high, low = points[above], points[above + 1]
     values = np.minimum(values, high)  # but for rounding it never is above
     weight = (high - values) / (high - low)
     near = np.minimum(weight, 1 - weight) < 1e-12
     weight = np.where(near, np.round(weight), weight)
-    upper = np.stack([(1 - weight) * np.exp(tilt * (high - values)), weight * np.exp(tilt * (low - values))])
+    upper, rows = np.zeros((len(values), len(points))), np.arange(len(values))
     error = np.zeros(len(values))
+    upper[rows, above] = (1 - weight) * np.exp(tilt * (high - values))
+    upper[rows, above + 1] += weight * np.exp(tilt * (low - values))
     for sign in (1, -1):  # of exp(κq) and exp(−κq), the ends of what G is a mixture of: none between has a larger error
         ends = (1 - weight) * np.exp(sign * tilt * (high - values)) + weight * np.exp(sign * tilt * (low - values))
         error = np.fmax(error, np.log(ends))
-    return above, upper, upper * np.exp(-np.where(near, 1e-15, error))
+    return upper, upper * np.exp(-np.where(near, 1e-15, error))[:, None]

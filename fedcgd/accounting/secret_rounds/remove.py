@@ -6,7 +6,7 @@ q·S^r is a mixture of normal distributions with means Σ_a C1_{P_a}, whose roun
     δ_remove = a^(1−r)·(r − 1)^(r−1)/r^r · N_r · E[probability to be accepted] · E[g(S/a) | accepted],   0 ≤ g ≤ 1,
 
 where N_r ≥ E[S^r] is known. What a draw does along the mean of its normal distribution is integrated by the trapezoid rule with
-a random start, whose mean is right; |t| > 5 is added as a bound. r is chosen for speed, by few draws of its own: it decides how
+a random start, whose mean is right; |t| > 6 is added as a bound. r is chosen for speed, by few draws of its own: it decides how
 near a bound is, never whether it holds.
 """
 
@@ -27,8 +27,8 @@ _LEAST_ACCEPTED = 0.05
 _ROUNDING = 1e-8  # double precision changes log S by less
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _KEPT = 0.8  # the part of draws from which on the others are followed along
-_REACH, _STEP = 5.0, 1.0  # of the integral
-_LEFT_OUT = 6e-7  # at least P(|t| > 5), t standard normal, and what tables of 53 bits may miss
+_REACH, _STEP = 6.0, 1.0  # of the integral
+_LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
 _NUMBERS = 2**20  # in one block of draws
 
 
