@@ -8,6 +8,8 @@ import pytest
 from command_line import figures, run
 
 from fedcgd.accounting import search
+from fedcgd.accounting.balls_in_bins.accountant import BallsInBinsAccountant
+from fedcgd.accounting.coverage import NegativeEntryError
 from fedcgd.accounting.selection import select_bands, select_mechanism
 from fedcgd.mechanisms import BIFR, BLT, BandedToeplitz, BandInvMF, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
@@ -164,11 +166,27 @@ def test_rho_is_the_best_for_the_workload(made_up, monkeypatch) -> None:
     assert amplified(found, workload) <= min(amplified(damped(plain, rho), workload) for rho in rhos) * 1.005
 
 
-def test_open_bands_are_compared_damped(made_up) -> None:
+def test_open_bands_are_compared_damped(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BallsInBinsAccountant, "check", lambda _: None)  # errors are made up, and no C is refused
     found = select_mechanism("band-inv-mf", BINS, **BUDGET)
     assert isinstance(found, BandInvMF)
     best = [select_mechanism(f"band-inv-mf:{bands}", BINS, **BUDGET) for bands in (1, 2, 4, 8, 12)]
     assert found == min(best, key=amplified)
+
+
+def test_numbers_of_bands_whose_c_is_refused_are_left_out(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self) -> None:
+        if isinstance(self.mechanism, BandInvMF) and self.mechanism.inverse_bandwidth(12) >= 4:
+            raise NegativeEntryError("an entry of C is -1")
+
+    monkeypatch.setattr(BallsInBinsAccountant, "check", refused)
+    found = select_mechanism("band-inv-mf", BINS, **BUDGET)
+    best = [select_mechanism(f"band-inv-mf:{bands}", BINS, **BUDGET) for bands in (1, 2)]
+    assert found == min(best, key=amplified)
+    calls = made_up.calls
+    with pytest.raises(NegativeEntryError, match="an entry of C is -1"):
+        select_mechanism("band-inv-mf:4", BINS, **BUDGET)
+    assert made_up.calls == calls  # before any search
 
 
 @pytest.mark.parametrize(("text", "count"), [("bifr:3", 1), ("lambda-mu", 2)])
