@@ -104,9 +104,7 @@ class Point:
         if sampler is None:
             return None
         values, shares = sampler.draw(int(times * _PILOT_REMOVE), (seed, 0))
-        adding = times * _PILOT_ADD
-        if times > 1 and last is not None:  # a direction that is confirmed by few draws does not rule
-            adding = min(adding, last.adding[1])
+        adding = min(times, 2) * _PILOT_ADD  # its probabilities scatter less
         ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(adding), (seed, 1))
         return Pilot(self, sampler, values, shares, ratios, failure)
 
