@@ -1,9 +1,17 @@
 """Which C a sampling is accounted for, and what is said of another: the value, the limit, and what is accounted for."""
 
+import numpy as np
+
 from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism
 from fedcgd.participation import Participation
+
+_ROUNDING = 1e-12  # of the largest entry: what optimisers and inverses leave in place of a zero
+
+
+class NegativeEntryError(ValueError):
+    """C has a negative entry, and the sampling is accounted for without."""
 
 
 def most_bands(participation: Participation) -> int | None:
@@ -52,17 +60,27 @@ def _remedy(participation: Participation) -> str:
     )
 
 
-def check_sign(entries: Matrix, name: str, sampling: str) -> None:
-    """Raise ValueError if one of the `entries` of C is negative, or no number.
+def non_negative(entries: Matrix, name: str, sampling: str) -> Matrix:
+    """|C| for C ≥ 0, and for C whose negative entries are rounding: what secret rounds are accounted for by.
+
+    Inputs reach no more through C than aligned ones do through |C|, whatever the signs (docs/accounting.md), so that this errs
+    upwards. Beyond rounding it would say far too much. Zeros in place of such entries could say too little.
 
     Args:
         entries: some entries of C.
         name: the mechanism's.
         sampling: what the message calls the sampling.
+
+    Returns:
+        |entries|.
+
+    Raises:
+        NegativeEntryError: if one of the entries is negative by more than rounding, or no number.
     """
     least = float(entries.min())
-    if not least >= 0:  # also refuses NaN
-        raise ValueError(
+    if not least >= -_ROUNDING * float(np.abs(entries).max()):  # also refuses NaN
+        raise NegativeEntryError(
             f"{name}: an entry of C is {least:g}, and {sampling} is accounted for non-negative C only (for others nobody has "
             "proven which inputs are the worst). Use sampling none, or a mechanism without negative entries, such as bsr"
         )
+    return np.abs(entries) if least < 0 else entries

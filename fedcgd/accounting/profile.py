@@ -18,6 +18,7 @@ from fedcgd.participation import Participation
 
 _TARGET = Context(prec=2, rounding=ROUND_FLOOR)  # an ε that people calibrate for
 _NEAR = 1.005  # times the target: where ε is found of a σ that was calibrated for it; beyond, a second search would be in vain
+_LARGEST_TARGET = 100.0  # that anybody calibrates for
 _POINTS = 16  # of a profile: the error of linear interpolation falls with the square
 
 
@@ -92,7 +93,8 @@ def budget_of(
     It is what was proven of σ: finding ε takes other draws, or another grid, and says a little more.
     """
     target = float(_TARGET.create_decimal(found.value))
-    if released < accountant.participation.rounds or not 0 < target < found.value < target * _NEAR:
+    near = 0 < target < found.value < target * _NEAR and target <= _LARGEST_TARGET
+    if released < accountant.participation.rounds or not near:
         return found
     budget = accountant.noise_multiplier(epsilon=target, delta=delta, progress=progress)
     if budget.noise_multiplier != sigma:

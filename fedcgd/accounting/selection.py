@@ -9,7 +9,8 @@ from functools import partial
 from math import expm1, inf, log
 from typing import Literal, get_args
 
-from fedcgd.accounting.coverage import most_bands, nothing_to_choose
+from fedcgd.accounting.calibration import accountant
+from fedcgd.accounting.coverage import NegativeEntryError, most_bands, nothing_to_choose
 from fedcgd.accounting.search import Judge, best, iterations, scale
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
@@ -213,6 +214,9 @@ def _chosen(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
     found = made(asked)
     plain = found.mechanism if isinstance(found, Normalized) else found
     if asked.made is None and judge.sampled and isinstance(plain, DAMPED):
+        accountant(
+            found, participation
+        ).check()  # damping leaves the signs: what is refused is refused before the search
         return _damped_for_the_sampling(found, judge)
     return found
 
@@ -268,6 +272,8 @@ def select_bands(
 ) -> BandChoice:
     """The number of bands p = 1, 2, 4, … and `longest` of least error at (ε, δ), for a mechanism with bands.
 
+    Those whose C the sampling does not cover, because entries are negative, are left out.
+
     Args:
         spelling: the mechanism, whatever its number.
         participation: who takes part when, for each p.
@@ -285,12 +291,15 @@ def select_bands(
 
     numbers = power_bandwidths(longest, 1)
 
-    def candidate(p: int) -> tuple[Mechanism, float]:
+    def candidate(p: int) -> tuple[Mechanism, float] | None:
         if progress is not None:
             progress(f"p = {p}, {numbers.index(p) + 1} of {len(numbers)}")
         judge = Judge(participation(p), epsilon, delta, error, workload, curvature)
-        made = _chosen(replace(spelling, values=(p,)), judge)
-        return made, judge.sigma(made)
+        try:
+            made = _chosen(replace(spelling, values=(p,)), judge)
+            return made, judge.sigma(made)
+        except NegativeEntryError:  # an optimum may have some, and another p none
+            return None
 
     rounds = participation(1).rounds
     return best_bandwidth(candidate, numbers, rounds=rounds, error=error, workload=workload, curvature=curvature)

@@ -27,7 +27,7 @@ class BandChoice:
 
 
 def best_bandwidth(
-    candidate: Callable[[int], tuple[Mechanism, float]],
+    candidate: Callable[[int], tuple[Mechanism, float] | None],
     bandwidths: Iterable[int],
     *,
     rounds: int,
@@ -38,12 +38,16 @@ def best_bandwidth(
     """The number of bands p whose mechanism has the least error at equal privacy, by trying all.
 
     `candidate(p)` gives the mechanism with p bands and the σ that the privacy budget needs for it, amplified by whatever sampling
-    p allows (`cyclic_plan`). With a `curvature` its loss counts, in place of `error` and `workload`. Ties go to the fewest bands.
+    p allows (`cyclic_plan`), or None where it has no account. With a `curvature` its loss counts, in place of `error` and
+    `workload`. Ties go to the fewest bands.
     Raises ValueError if there is nothing to try.
     """
     found: dict[int, tuple[float, Mechanism, float]] = {}
     for p in sorted(set(bandwidths)):
-        mechanism, sigma = candidate(p)
+        made = candidate(p)
+        if made is None:
+            continue
+        mechanism, sigma = made
         if curvature is not None:
             found[p] = (final_loss(mechanism, rounds, curvature, stddev=sigma), mechanism, sigma)
             continue

@@ -10,11 +10,13 @@ from scipy.stats import beta, norm
 
 from fedcgd import Participation, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import silent
+from fedcgd.accounting.b_min_sep import recursion
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
-from fedcgd.accounting.secret_rounds import search
+from fedcgd.accounting.coverage import NegativeEntryError
+from fedcgd.accounting.secret_rounds import remove, search
 from fedcgd.accounting.secret_rounds.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.secret_rounds.columns import BandedColumns, Columns, columns_of
 from fedcgd.accounting.secret_rounds.remove import RemoveSampler
@@ -84,7 +86,8 @@ def test_likelihood_ratio_by_enumeration(mechanism, n: int, b: int, warm: bool) 
     np.testing.assert_allclose(columns.adjoint(y), c.T @ y)
     np.testing.assert_allclose(columns.forward(y), c @ y)
     truth = ratio(c, patterns(n, b, 0.4, warm=warm), y, 1.3)
-    lower, upper = BMinSepLikelihood.of(columns, law, 1.3).bounds(columns.adjoint(y) / 1.3**2)
+    likelihood = BMinSepLikelihood.of(columns, law, 1.3)
+    lower, upper = likelihood.bounds(likelihood.weights(columns.adjoint(y) / 1.3**2))
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
     assert np.all(upper <= lower * 1.006)
@@ -121,7 +124,8 @@ def test_bounds_hold_where_numbers_overflow(lam: float, sigma: float) -> None:
     columns, law = columns_of(LambdaCGD(lam), n, b, n), BMinSepLaw(n, b, 0.02, True)
     y = sigma * np.random.default_rng(6).standard_normal((n, 40))
     truth = ratio(dense(columns), patterns(n, b, 0.02, warm=True), y, sigma)
-    lower, upper = BMinSepLikelihood.of(columns, law, sigma).bounds(columns.adjoint(y) / sigma**2)
+    likelihood = BMinSepLikelihood.of(columns, law, sigma)
+    lower, upper = likelihood.bounds(likelihood.weights(columns.adjoint(y) / sigma**2))
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
 
@@ -417,10 +421,12 @@ def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: 
     c = np.tril(lam ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)), dtype=np.longdouble))
     exact = c.T @ (c @ taken.astype(np.longdouble) / np.longdouble(sigma) + noise) / np.longdouble(sigma)
     likelihood = BMinSepLikelihood.of(columns, law, sigma)
-    found, expected = (np.log(likelihood.bounds(np.array(each, dtype=float))[1]) for each in (x, exact))
+    found, expected = (
+        np.log(likelihood.bounds(likelihood.weights(np.array(each, dtype=float)))[1]) for each in (x, exact)
+    )
     assert 100 < expected.max() < 690
     assert np.abs(found - expected).max() < _ROUNDING / 10
-    single = np.log(likelihood.bounds(x.astype(np.float32))[1])
+    single = np.log(likelihood.bounds(likelihood.weights(x.astype(np.float32)))[1])
     assert np.abs(single - expected).max() > 10 * _ROUNDING
 
 
@@ -488,6 +494,43 @@ def test_negative_entries_are_refused() -> None:
     mechanism = BandInvMF((1.0, 0.6))
     with pytest.raises(ValueError, match="non-negative C only"):
         accountant(mechanism, b_min_sep(12, 3, 0.3)).check()
+
+
+@pytest.mark.parametrize("banded", [True, False])
+def test_what_rounding_leaves_below_zero_is_accounted_for_by_its_amount(banded: bool) -> None:
+    """C = [[1, 0, 0], [−e, 1, 0], [.5, −e, 1]]: |C| may be accounted for in its place, and zeros may not."""
+    entries = np.array([[1.0, -5e-13, 0.5], [1.0, -5e-13, 0.0], [1.0, 0.0, 0.0]])
+    b = 3 if banded else 2  # otherwise three bands are too many to be followed
+    columns = columns_of(Dense("band-mf", entries), 3, b, 3)
+    assert np.all(dense(columns) >= np.abs(np.array([[1, 0, 0], [-5e-13, 1, 0], [0.5, -5e-13, 1]])))
+    with pytest.raises(NegativeEntryError, match="non-negative C only"):
+        columns_of(Dense("band-mf", entries * np.array([1.0, 4.0, 1.0])), 3, b, 3)
+    found = compute_delta(Dense("band-mf", entries), b_min_sep(3, 2, 0.5), noise_multiplier=1.0, epsilon=1.0).delta
+    c = np.abs(np.array([[1, 0, 0], [-5e-13, 1, 0], [0.5, -5e-13, 1]]))
+    assert found >= max(deltas(c, patterns(3, 2, 0.5, warm=True), 1.0, 1.0, 60))
+
+
+def test_the_integral_steps_through_weights_as_if_each_were_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one point of it to the next all weights fall by a known factor; where exponents were capped they are found anew."""
+    for mechanism in (BSR(3), LambdaCGD(0.6)):
+        point = search.Question(columns_of(mechanism, 12, 3, 12), BMinSepLaw(12, 3, 0.4, True), 2.0).at(1.0, 2.0)
+        sampler = RemoveSampler.of(point.question.columns, point.question.law, point.likelihood, 1.0, 2.0)
+        found = sampler.draw(400, (1, 0))[0]
+        with monkeypatch.context() as patched:
+            patched.setattr(remove, "_NOT_CAPPED", 0.0)
+            np.testing.assert_allclose(sampler.draw(400, (1, 0))[0], found, rtol=1e-9)
+
+
+def test_without_machine_code_the_ratio_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recursion.compiled() is not None, "these tests need the C files built"
+    for mechanism in (BSR(3), LambdaCGD(0.9), Normalized(LambdaCGD(0.9))):
+        columns = columns_of(mechanism, 40, 5, 40)
+        likelihood = BMinSepLikelihood.of(columns, BMinSepLaw(40, 5, 0.3, True), 1.5)
+        weights = likelihood.weights(columns.adjoint(np.random.default_rng(3).standard_normal((40, 37))))
+        found = likelihood.bounds(weights)
+        with monkeypatch.context() as patched:
+            patched.setattr(recursion, "compiled", lambda: None)
+            np.testing.assert_array_equal(likelihood.bounds(weights), found)
 
 
 def test_tables_that_no_memory_holds_are_refused() -> None:

@@ -65,7 +65,8 @@ def test_likelihood_ratio_and_reach_by_enumeration(mechanism: Mechanism, n: int,
     c, rounds = matrix(mechanism, n)[:released, :released], patterns(n, length, released)
     y = 1.3 * np.random.default_rng(1).standard_normal((released, 40)) + c[:, [0]]
     truth = ratio(c, rounds, y, 1.3)
-    lower, upper = law.likelihood(columns, 1.3).bounds(columns.adjoint(y) / 1.3**2)
+    likelihood = law.likelihood(columns, 1.3)
+    lower, upper = likelihood.bounds(likelihood.weights(columns.adjoint(y) / 1.3**2))
     np.testing.assert_allclose(lower, truth, rtol=1e-12)
     np.testing.assert_allclose(upper, truth, rtol=1e-12)
     most = max(np.square(c[:, list(taken)].sum(axis=1)).sum() for taken in rounds)
@@ -83,7 +84,8 @@ def test_numbers_are_right_wherever_pairs_do_not_overflow_and_else_rounds_count_
         logs = (means @ y - np.square(means).sum(axis=1)[:, None] / 2) / 0.13**2
         truth = np.logaddexp.reduce(logs, axis=0) - math.log(8)
         assert np.abs(truth).max() > 100
-        for bound in law.likelihood(columns, 0.13).bounds(columns.adjoint(y) / 0.13**2):
+        likelihood = law.likelihood(columns, 0.13)
+        for bound in likelihood.bounds(likelihood.weights(columns.adjoint(y) / 0.13**2)):
             np.testing.assert_allclose(np.log(bound), np.maximum(truth, -math.log(LARGEST)), rtol=1e-9)
     assert math.isinf(law.pairs(columns, 1 / 0.1**2).log_total)
     found = compute_delta(mechanism, participation, noise_multiplier=0.1, epsilon=600.0)

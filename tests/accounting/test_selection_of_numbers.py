@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from command_line import figures, run
 
-from fedcgd.accounting import search
+from fedcgd.accounting import search, selection
+from fedcgd.accounting.coverage import NegativeEntryError
 from fedcgd.accounting.selection import select_bands, select_mechanism
 from fedcgd.mechanisms import BIFR, BLT, BandedToeplitz, BandInvMF, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
@@ -115,6 +116,9 @@ class MadeUp:
     def __init__(self, mechanism: Mechanism, participation: Participation) -> None:
         self.mechanism = mechanism
 
+    def check(self) -> None:
+        """No C is refused."""
+
     def rough_noise_multiplier(self, **_) -> float:
         type(self).calls += 1
         return float(self.mechanism.columns(60, np.array([0])).sum() ** self.power)
@@ -123,6 +127,7 @@ class MadeUp:
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> type[MadeUp]:
     monkeypatch.setattr(search, "accountant", MadeUp)
+    monkeypatch.setattr(selection, "accountant", MadeUp)
     monkeypatch.setattr(MadeUp, "calls", 0)
     return MadeUp
 
@@ -169,6 +174,21 @@ def test_open_bands_are_compared_damped(made_up) -> None:
     assert isinstance(found, BandInvMF)
     best = [select_mechanism(f"band-inv-mf:{bands}", BINS, **BUDGET) for bands in (1, 2, 4, 8, 12)]
     assert found == min(best, key=amplified)
+
+
+def test_numbers_of_bands_whose_c_is_refused_are_left_out(made_up, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self) -> None:
+        if isinstance(self.mechanism, BandInvMF) and self.mechanism.inverse_bandwidth(12) >= 4:
+            raise NegativeEntryError("an entry of C is -1")
+
+    monkeypatch.setattr(MadeUp, "check", refused)
+    found = select_mechanism("band-inv-mf", BINS, **BUDGET)
+    best = [select_mechanism(f"band-inv-mf:{bands}", BINS, **BUDGET) for bands in (1, 2)]
+    assert found == min(best, key=amplified)
+    calls = made_up.calls
+    with pytest.raises(NegativeEntryError, match="an entry of C is -1"):
+        select_mechanism("band-inv-mf:4", BINS, **BUDGET)
+    assert made_up.calls == calls  # before any search
 
 
 @pytest.mark.parametrize(("text", "count"), [("bifr:3", 1), ("lambda-mu", 2)])

@@ -7,6 +7,7 @@ import pytest
 
 import hatch_build
 from fedcgd import machine_code, passes
+from fedcgd.accounting.b_min_sep import recursion
 from fedcgd.noise import compiled
 from fedcgd.opacus import row_passes
 
@@ -15,6 +16,7 @@ LOADERS = {
     "noise/machine_code.c": compiled,
     "passes.c": passes,
     "opacus/row_passes.c": row_passes,
+    "accounting/b_min_sep/recursion.c": recursion,
 }
 
 
@@ -50,6 +52,10 @@ def test_the_answer_asked_of_clipping_is_numpys() -> None:
     assert machine_code.checked(lambda: passes.NUMPY, passes._answer, passes._ANSWER) is passes.NUMPY
 
 
+def test_the_answer_asked_of_the_accounting_is_numpys() -> None:
+    assert machine_code.checked(lambda: recursion.NUMPY, recursion._answer, recursion._ANSWER) is recursion.NUMPY
+
+
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
@@ -59,6 +65,8 @@ def test_the_answer_asked_of_clipping_is_numpys() -> None:
         ("passes.c", "lanes[j] = 0;", ";"),
         ("opacus/row_passes.c", "sum += lanes[j];", "sum += (float)lanes[j];"),
         ("opacus/row_passes.c", "i < rows", "i < rows - 1"),
+        ("accounting/b_min_sep/recursion.c", "next[j] * rest", "(float)next[j] * rest"),
+        ("accounting/b_min_sep/recursion.c", "kinds[t] * points * 2", "kinds[0] * points * 2"),
     ],
 )
 def test_machine_code_that_differs_from_numpy_is_not_used(

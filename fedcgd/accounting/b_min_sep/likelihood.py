@@ -15,13 +15,12 @@ and 0.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcgd.accounting.b_min_sep.coins import Coins
+from fedcgd.accounting.b_min_sep.recursion import Indices, Step, recursions
 from fedcgd.accounting.secret_rounds.columns import Columns
 from fedcgd.accounting.secret_rounds.law import LARGEST
 from fedcgd.mechanisms.mechanism import Matrix, Vector
@@ -30,6 +29,7 @@ _GOAL = 2e-3  # for the distance of the two bounds on log S
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _DEPTHS = (1.5, 3.0, 5.0)  # −log of the least of the points that are not 0, beside the largest
 _AT_ONCE = 64  # rounds
+_POINTS = 12  # through which a draw goes in the time that the rest of it takes
 _TRIALS = 8  # draws that a grid is chosen by
 
 
@@ -56,63 +56,37 @@ class BMinSepLikelihood:
     @property
     def cost(self) -> float:
         """About the time that a draw takes, in units of one with few points or none."""
-        return 1.0 if self.grid is None else max(1.0, len(self.grid.points) ** 2 / 2000)
+        return 1.0 if self.grid is None else 1.0 + len(self.grid.points) / _POINTS
 
-    def bounds(self, x: Matrix) -> tuple[Vector, Vector]:
-        """A lower and an upper bound on S at x of shape (n, draws); without a tail they are equal.
+    def weights(self, x: Matrix) -> Matrix:
+        """p·exp(x_t − e_t), shape (n, draws)."""
+        found = np.empty(x.shape)
+        for start in range(0, len(x), _AT_ONCE):  # a few rounds, which the cache holds
+            rounds = slice(start, start + _AT_ONCE)
+            here = np.subtract(x[rounds], self.halves[rounds, None], out=found[rounds])
+            np.exp(np.minimum(here, 700.0, out=here), out=here)
+            here *= self.law.rate
+        return found
+
+    def bounds(self, weights: Matrix) -> tuple[Vector, Vector]:
+        """A lower and an upper bound on S, by `weights`; without a tail they are equal.
 
         What is beyond `LARGEST` or below 1/`LARGEST` is set to that: what δ is the mean of is 0 or 1 there, to every digit.
         """
+        b, kept, form = self.law.separation, len(self.chances), recursions()
         with np.errstate(over="ignore", invalid="ignore"):
             if self.grid is None:
-                found = self._total(self._values(x), LARGEST)
+                found = self._total(form.without_tail(weights, b, 1 - self.law.rate, kept), LARGEST)
                 return found, found
-            firsts = self._grid_values(x, self.grid)
-            lower, upper = self._total(firsts[0], 0.0), self._total(firsts[1], LARGEST)
+            grid = self.grid
+            lower = self._total(form.with_tail(weights, b, grid.least_stay, grid.least_take, grid.kinds, kept), 0.0)
+            upper = self._total(form.with_tail(weights, b, grid.stay, grid.take, grid.kinds, kept), LARGEST)
         return np.minimum(lower, upper), upper
-
-    def _weights(self, x: Matrix) -> Iterator[tuple[int, Vector]]:
-        """t and p·exp(x_t − e_t), from the last round to the first, of a few rounds at a time, which the cache holds."""
-        n = self.law.rounds
-        for start in range((n - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
-            rounds = slice(start, min(start + _AT_ONCE, n))
-            weights = np.subtract(x[rounds], self.halves[rounds, None], dtype=float)
-            np.exp(np.minimum(weights, 700.0, out=weights), out=weights)
-            weights *= self.law.rate
-            yield from ((start + i, weights[i]) for i in range(len(weights) - 1, -1, -1))
 
     def _total(self, firsts: Matrix, unknown: float) -> Vector:
         """S, and `unknown` where numbers too large for a float left none."""
         total = self.chances @ firsts + max(0.0, 1 - self.chances.sum())  # the rest is never free to take part
         return np.asarray(np.clip(np.nan_to_num(total, nan=unknown), 1 / LARGEST, LARGEST))
-
-    def _values(self, x: Matrix) -> Matrix:
-        """F of the first rounds, shape (min(b, n), draws)."""
-        b, rest = self.law.separation, 1 - self.law.rate
-        ring = np.ones((b + 1, x.shape[1]))
-        for t, taken in self._weights(x):
-            now = ring[t % (b + 1)]
-            taken *= ring[(t + b) % (b + 1)]
-            np.multiply(ring[(t + 1) % (b + 1)], rest, out=now)
-            now += taken
-        return ring[np.arange(len(self.chances)) % (b + 1)]
-
-    def _grid_values(self, x: Matrix, grid: "Grid") -> Vector:
-        """The same from below and from above, shape (2, min(b, n), draws)."""
-        b = self.law.separation
-        ring = np.ones((b + 1, 2, len(grid.points), x.shape[1]))
-        firsts = np.ones((2, len(self.chances), x.shape[1]))
-        maps = ((grid.least_stay, grid.least_take), (grid.stay, grid.take))
-        for t, weight in self._weights(x):
-            for which, (stay, take) in enumerate(maps):
-                found = stay @ ring[(t + 1) % (b + 1), which]
-                taken = take[grid.kinds[t]] @ ring[(t + b) % (b + 1), which]
-                taken *= weight
-                found += taken
-                ring[t % (b + 1), which] = found
-            if t < firsts.shape[1]:
-                firsts[:, t] = ring[t % (b + 1), :, -1]
-        return firsts
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,14 +95,14 @@ class Grid:
 
     points: Vector
     """They fall to 0."""
-    stay: Matrix
-    """What F_{t+1} is multiplied with."""
-    take: Matrix
-    """What p·exp(x_t − e_t)·F_{t+b} is multiplied with, for each kind of round."""
-    least_stay: Matrix
-    least_take: Matrix
+    stay: Step
+    """What is done to F_{t+1}."""
+    take: Step
+    """What is done to F_{t+b} before it is multiplied with p·exp(x_t − e_t); one for each kind of round."""
+    least_stay: Step
+    least_take: Step
     """The same for the lower bound."""
-    kinds: NDArray[np.intp]
+    kinds: Indices
     """The kind of each round."""
 
 
@@ -147,7 +121,7 @@ def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMin
             step = columns.ratio ** (1 / roots) if roots else math.exp(-log_step)
             points = np.append(columns.largest_tail * step ** np.arange(count - 1), 0.0)
             found = BMinSepLikelihood(law, plain.chances, plain.halves, _grid(points, columns, law, sigma))
-            lower, upper = found.bounds(x)
+            lower, upper = found.bounds(found.weights(x))
             gap = float(np.mean(np.log(upper) - np.log(lower)))
             if best is None or gap < nearest:
                 nearest, best = gap, replace(found, gap=gap)
@@ -162,33 +136,36 @@ def _grid(points: Vector, columns: Columns, law: Coins, sigma: float) -> Grid:
     pulls = columns.tail_products / sigma**2  # D_t/σ²
     most = max(1, -(-law.rounds // b))  # rounds that are left to a user
     tilt = float(pulls.max()) * (1 - ratio ** (b * most)) / (1 - ratio**b) / 2
-    kinds, which = np.unique(np.stack([pulls, columns.scales], axis=1), axis=0, return_inverse=True)
-    take, least_take = [], []
+    kinds, kind = np.unique(np.stack([pulls, columns.scales], axis=1), axis=0, return_inverse=True)
     with np.errstate(over="ignore", invalid="ignore"):  # too few points for this tilt: infinity or no number, and 0
-        stay, least_stay = _interpolation(ratio * points, points, tilt)
-        for pull, scale in kinds:
-            upper, lower = _interpolation(ratio**b * (points + scale), points, tilt)
-            decay = np.exp(-pull * points)[:, None]
-            take.append(upper * decay)
-            least_take.append(lower * decay)
-    rest = 1 - law.rate
-    least_stay, lowest = np.nan_to_num(rest * least_stay, nan=0.0), np.nan_to_num(np.stack(least_take), nan=0.0)
-    return Grid(points, rest * stay, np.stack(take), least_stay, lowest, which.ravel())
+        stays = _interpolation(ratio * points, points, tilt)
+        takes = [_interpolation(ratio**b * (points + scale), points, tilt) for _, scale in kinds]
+        decays = [np.exp(-pull * points)[:, None] for pull, _ in kinds]
+        rest, stay_above, take_above = 1 - law.rate, stays[0], np.stack([above for above, _, _ in takes])
+        stay, least_stay = (Step(stay_above, rest * weights) for weights in stays[1:])
+        take, least_take = (
+            Step(take_above, np.stack([found[which] * decay for found, decay in zip(takes, decays, strict=True)]))
+            for which in (1, 2)
+        )
+    least_stay, least_take = (
+        replace(step, weights=np.nan_to_num(step.weights, nan=0.0)) for step in (least_stay, least_take)
+    )
+    return Grid(points, stay, take, least_stay, least_take, kind.ravel().astype(np.int64))
 
 
-def _interpolation(values: Vector, points: Vector, tilt: float) -> tuple[Matrix, Matrix]:
-    """From F at the points to an upper and to a lower bound on F at `values`."""
+def _interpolation(values: Vector, points: Vector, tilt: float) -> tuple[Indices, Matrix, Matrix]:
+    """From F at the points to an upper and to a lower bound on F at `values`: the point above each, and its weight and that of
+    the next point, twice.
+    """
     above = np.clip(np.searchsorted(-points, -values, side="right") - 1, 0, len(points) - 2)
     high, low = points[above], points[above + 1]
     values = np.minimum(values, high)  # but for rounding it never is above
     weight = (high - values) / (high - low)
     near = np.minimum(weight, 1 - weight) < 1e-12
     weight = np.where(near, np.round(weight), weight)
-    upper, rows = np.zeros((len(values), len(points))), np.arange(len(values))
+    upper = np.stack([(1 - weight) * np.exp(tilt * (high - values)), weight * np.exp(tilt * (low - values))], axis=1)
     error = np.zeros(len(values))
-    upper[rows, above] = (1 - weight) * np.exp(tilt * (high - values))
-    upper[rows, above + 1] += weight * np.exp(tilt * (low - values))
     for sign in (1, -1):  # of exp(κq) and exp(−κq), the ends of what G is a mixture of: none between has a larger error
         ends = (1 - weight) * np.exp(sign * tilt * (high - values)) + weight * np.exp(sign * tilt * (low - values))
         error = np.fmax(error, np.log(ends))
-    return upper, upper * np.exp(-np.where(near, 1e-15, error))[:, None]
+    return above.astype(np.int64), upper, upper * np.exp(-np.where(near, 1e-15, error))[:, None]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedcgd.accounting.coverage import check_sign
+from fedcgd.accounting.coverage import non_negative
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sum_of_leftmost
@@ -17,7 +17,7 @@ def bin_gram(mechanism: Mechanism, participation: Participation, released: int |
 
     With `released`, of that many first rows of C: a bin whose rounds are all later has m_j = 0. O(n·b) time and O(n + b²)
     memory for Toeplitz C, O(n²) time and O(n·b) memory otherwise. Raises ValueError if n is not a multiple of b, if k ≠ n/b,
-    or if an entry of C is negative: then nobody has proven which pair of inputs is the worst.
+    or if an entry of C is negative, by more than rounding: then nobody has proven which pair of inputs is the worst.
     """
     n, b = participation.rounds, participation.min_separation
     if n % b:
@@ -36,8 +36,7 @@ def bin_gram(mechanism: Mechanism, participation: Participation, released: int |
 
 
 def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int, end: int) -> Matrix:
-    c = np.asarray(mechanism.coefficients(n), dtype=np.float64)
-    check_sign(c, mechanism.name, "balls-in-bins")
+    c = non_negative(np.asarray(mechanism.coefficients(n), dtype=np.float64), mechanism.name, "balls-in-bins")
     total = sum_of_leftmost(c[:end], -(-end // b), b)  # m_j is m_0, moved down by j and cut at `end`
     gram = np.zeros((b, b))
     begun = min(b, end)
@@ -54,7 +53,6 @@ def _dense_gram(mechanism: Mechanism, n: int, b: int, end: int) -> Matrix:
     for epoch in range(0, end, b):
         for start in range(0, b, step):
             bins = np.arange(start, min(b, start + step))
-            columns = mechanism.columns(n, epoch + bins)
-            check_sign(columns, mechanism.name, "balls-in-bins")
+            columns = non_negative(mechanism.columns(n, epoch + bins), mechanism.name, "balls-in-bins")
             sums[:, bins] += columns[:end]
     return np.asarray(sums.T @ sums)

@@ -37,20 +37,24 @@ class EpochsLikelihood:
         kept = np.exp(-overlaps.before / sigma**2)
         return EpochsLikelihood(epochs, overlaps.bands, columns.squares / (2 * sigma**2), kept)
 
-    def bounds(self, x: Matrix) -> tuple[Vector, Vector]:
-        """S twice, or what it is between where numbers are too large for a float; x has shape (n, draws)."""
+    def weights(self, x: Matrix) -> Matrix:
+        """b·w_j, shape (n, draws)."""
+        found = np.subtract(x, self.halves[:, None], dtype=float)
+        return np.asarray(np.exp(np.minimum(found, 700.0, out=found), out=found))
+
+    def bounds(self, weights: Matrix) -> tuple[Vector, Vector]:
+        """S twice, or what it is between where numbers are too large for a float."""
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self._total(x)
+            found = self._total(weights)
         lower, upper = (np.clip(np.nan_to_num(found, nan=unknown), 1 / LARGEST, LARGEST) for unknown in (0.0, LARGEST))
         return np.asarray(lower), np.asarray(upper)
 
-    def _total(self, x: Matrix) -> Vector:
+    def _total(self, weights: Matrix) -> Vector:
         b, early = self.epochs.length, self.bands - 1
-        later = np.ones((self.bands, x.shape[1]))  # F by state
+        later = np.ones((self.bands, weights.shape[1]))  # F by state
         for epoch in range(self.epochs.number - 1, -1, -1):
             rounds = slice(epoch * b, min((epoch + 1) * b, self.epochs.rounds))
-            here = np.subtract(x[rounds], self.halves[rounds, None], dtype=float)
-            np.exp(np.minimum(here, 700.0, out=here), out=here)
+            here = weights[rounds].copy()
             released = len(here)
             # Rounds that are not released bring 1 each; they leave no state that matters, since no epoch follows.
             far = b - early

@@ -30,7 +30,8 @@ class SecretRoundsAccountant(ProfileAccountant):
         """
         question = self._question(self.participation.rounds)
         likelihood = question.at(sigma, 1.0).likelihood
-        return np.asarray(np.log(likelihood.bounds(question.columns.adjoint(seen) / sigma**2)[1]))
+        x = question.columns.adjoint(seen) / sigma**2
+        return np.asarray(np.log(likelihood.bounds(likelihood.weights(x))[1]))
 
     def _search_sigma(self, epsilon: float, delta: float, progress: Progress) -> Bound:
         question = self._question(self.participation.rounds)

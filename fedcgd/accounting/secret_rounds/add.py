@@ -41,7 +41,7 @@ def draw_log_ratios(columns: Columns, likelihood: Likelihood, sigma: float, coun
 
     def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
         z = generator.standard_normal((columns.rounds, size))
-        lower, upper = likelihood.bounds(columns.adjoint(z) / sigma)
+        lower, upper = likelihood.bounds(likelihood.weights(columns.adjoint(z) / sigma))
         return np.log(lower) - _ROUNDING, np.log(upper) + _ROUNDING
 
     blocks = run_in_blocks(block, count, max(1, columns.rounds * 2**17 // _NUMBERS), seed)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_array, dia_array
 
-from fedcgd.accounting.coverage import check_sign
+from fedcgd.accounting.coverage import non_negative
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwidth
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
 
@@ -25,6 +25,7 @@ _CHUNK = 256  # columns of a dense C at a time
 _NARROW = 32  # bands of a matrix that is kept sparse
 _BLOCK = 256  # rounds in one product with the band
 _LARGEST_AMPLITUDE = 1e4  # of c(0): A·λ^u is taken off the head again, which loses so many digits
+_SAMPLING = "a sampling of secret rounds"
 _NOTHING = 1e-300  # a coefficient that no double tells from none
 
 
@@ -235,7 +236,7 @@ def _sparse(band: Matrix) -> tuple[csr_array, csr_array]:
 def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int) -> Columns:
     """The columns of C, or larger ones, for the first `released` of `rounds` rounds and rounds of a user `separation` apart.
 
-    Raises ValueError if an entry of C is negative: then the worst inputs are not known.
+    Raises ValueError if an entry of C is negative, by more than rounding: then the worst inputs are not known.
     """
     toeplitz = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
     scales = np.ones(released)
@@ -245,12 +246,11 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
         column = np.asarray(toeplitz.coefficients(rounds), dtype=float)[:released]
         exact = True
     elif bandwidth(mechanism, rounds) <= separation:
-        band = _band(mechanism, rounds, released)
-        check_sign(band, mechanism.name, "a sampling of secret rounds")
+        band = non_negative(_band(mechanism, rounds, released), mechanism.name, _SAMPLING)
         return BandedColumns.of(band)
     else:
         column, exact = _largest_column(mechanism, rounds, released), False
-    check_sign(column, mechanism.name, "a sampling of secret rounds")
+    column = non_negative(column, mechanism.name, _SAMPLING)
     if not column[0] > 0:
         raise ValueError(f"{mechanism.name}: the diagonal of C must be positive, got {column[0]:g}: C has no inverse")
     b = min(separation, released)
@@ -281,9 +281,7 @@ def _largest_column(mechanism: Mechanism, rounds: int, released: int) -> Vector:
     largest = np.zeros(released)
     for start in range(0, released, _CHUNK):
         indices = np.arange(start, min(start + _CHUNK, released))
-        columns = mechanism.columns(rounds, indices)[:released]
-        if float(columns.min()) < 0:
-            return np.array([float(columns.min())])
+        columns = non_negative(mechanism.columns(rounds, indices)[:released], mechanism.name, _SAMPLING)
         for place, j in enumerate(indices):
             np.maximum(largest[: released - j], columns[j:, place], out=largest[: released - j])
     return largest

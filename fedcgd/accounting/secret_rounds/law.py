@@ -27,8 +27,15 @@ class Likelihood(Protocol):
         """About the time that a draw takes, in units of one whose bounds are equal."""
         ...
 
-    def bounds(self, x: Matrix) -> tuple[Vector, Vector]:
-        """A lower and an upper bound on S at x_t = ⟨C[:, t], y⟩/σ², shape (n, draws)."""
+    def weights(self, x: Matrix) -> Matrix:
+        """What each round multiplies with at x_t = ⟨C[:, t], y⟩/σ²: exp(x_t), times what no draw changes; shape (n, draws).
+
+        Exponents beyond 700 count as that.
+        """
+        ...
+
+    def bounds(self, weights: Matrix) -> tuple[Vector, Vector]:
+        """A lower and an upper bound on S, by the `weights`."""
         ...
 
 

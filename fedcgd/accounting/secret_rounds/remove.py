@@ -30,6 +30,7 @@ _KEPT = 0.8  # the part of draws from which on the others are followed along
 _REACH, _STEP = 6.0, 1.0  # of the integral
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
 _NUMBERS = 2**20  # in one block of draws
+_NOT_CAPPED = 1e280  # weights below it are those of exponents below 700
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +120,12 @@ class RemoveSampler:
         """∫ φ(t)·g(S(x + t·slope)/a) dt for each a = e^ε, from above, as S grows with t."""
         total, left = np.zeros((len(epsilons), x.shape[1])), np.arange(x.shape[1])
         least = float(epsilons.min())
-        for t in _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]:
-            at = slope * t[left]
-            at += x
-            lower, upper = (np.log(bound) for bound in self.likelihood.bounds(at))
+        likelihood, ts = self.likelihood, _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]
+        weights = likelihood.weights(x + slope * ts[0])
+        capped = not weights.max(initial=0.0) < _NOT_CAPPED
+        fall = np.exp(-_STEP * slope)  # of the weights from one t to the next: fewer exponentials
+        for t in ts:
+            lower, upper = (np.log(bound) for bound in likelihood.bounds(weights))
             weight = _STEP * np.exp(-(t[left] ** 2) / 2) / math.sqrt(2 * math.pi)
             for row, epsilon in zip(total, epsilons, strict=True):
                 row[left] += weight * self._values(lower, upper, float(epsilon))
@@ -130,7 +133,13 @@ class RemoveSampler:
             if not some.any():
                 break
             if some.mean() < _KEPT:
-                x, slope, left = x[:, some], slope[:, some], left[some]
+                left, weights, fall = left[some], weights.compress(some, 1), fall.compress(some, 1)
+                if capped:
+                    x, slope = x[:, some], slope[:, some]
+            if capped:
+                weights = likelihood.weights(x + slope * (t[left] - _STEP))
+            else:
+                weights *= fall
         return total
 
     def _values(self, lower: Vector, upper: Vector, epsilon: float) -> Vector:
@@ -156,4 +165,4 @@ def _tried(columns: Columns, law: Law, sigma: float, epsilon: float, order: int)
 
 
 def _cost(order: int, accepted: float) -> float:
-    return 1 + order / (8 * max(accepted, _LEAST_ACCEPTED))
+    return 1 + order / (4 * max(accepted, _LEAST_ACCEPTED))

@@ -32,11 +32,13 @@ LEAST_EPSILON = 1e-6
 
 _PILOT_REMOVE, _PILOT_ADD = 1000, 2**14  # draws of one step of the search
 _COARSE = 1 / 8  # times as many, while it is far from its goal
-_FINER = 16  # times as many, once, where the search ended, but not more than the confirmation draws
+_FINER = 16  # times as many, once, where the search ended, but not more than the confirmation draws or than are needed
+_SURE = 0.03  # of δ: what few draws may scatter by
 _FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
 _ADDED = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)  # of a confirmation, adding
-_REMOVING, _ADDING = 2.5e8, 1.1e9  # numbers drawn for one direction of a confirmation, about, at most
-_PRECISION = 0.03  # of δ, that more draws should not be spent on
+_REMOVING, _ADDING = 2e8, 4e8  # numbers drawn for one direction of a confirmation, about, at most
+_PATIENCE = 2.5  # times as many for an ε or a δ, and so much nearer: their noise is known, and they are asked for once
+_PRECISION = 0.07  # of δ, that more draws should not be spent on
 _LARGEST_GAP = 1.0  # of the bounds on log S: beyond, draws would not show an amplification
 _TRIES = 8
 _STEPS, _SHOWN = 12, 10  # of the search at most; of it and the confirmation, about
@@ -63,9 +65,9 @@ class Question:
     reach: float
     """The sensitivity for an adversary who knows all rounds."""
 
-    def at(self, sigma: float, epsilon: float) -> "Point":
+    def at(self, sigma: float, epsilon: float, patience: float = 1.0) -> "Point":
         """The two directions there."""
-        return Point(self, sigma, epsilon)
+        return Point(self, sigma, epsilon, patience)
 
     def seed(self, asked: str, *numbers: float) -> int:
         """256 bits that follow from the question; of the columns six digits count, since processors may differ below."""
@@ -81,6 +83,8 @@ class Point:
     question: Question
     sigma: float
     epsilon: float
+    patience: float = 1.0
+    """How long a confirmation may take."""
 
     @cached_property
     def likelihood(self) -> Likelihood:
@@ -100,9 +104,8 @@ class Point:
         if sampler is None:
             return None
         values, shares = sampler.draw(int(times * _PILOT_REMOVE), (seed, 0))
-        ratios = draw_log_ratios(
-            columns, self.likelihood, self.sigma, int(min(times, _FINER / 2) * _PILOT_ADD), (seed, 1)
-        )
+        adding = min(times, 2) * _PILOT_ADD  # its probabilities scatter less
+        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(adding), (seed, 1))
         return Pilot(self, sampler, values, shares, ratios, failure)
 
 
@@ -121,16 +124,16 @@ class Pilot:
     def count(self) -> int:
         """Draws of removing that are enough."""
         cost = self.point.question.law.rounds * self.point.likelihood.cost * self.sampler.cost
-        most = int(min(_MOST, max(_FEWEST, _REMOVING / cost)))
-        count = _FEWEST
-        while count < most and self._remove(count) > (1 + _PRECISION) * self._remove_mean:
+        most = int(min(_MOST, max(_FEWEST, self.point.patience * _REMOVING / cost)))
+        count, enough = _FEWEST, 1 + _PRECISION / self.point.patience
+        while count < most and self._remove(count) > enough * self._remove_mean:
             count += count // 3
         return min(count, most)
 
     @cached_property
     def adding(self) -> tuple[AddDirection, int]:
         """How adding will be confirmed, with so many draws that it does not rule, if that many can be had."""
-        most = _ADDING / (self.point.question.law.rounds * self.point.likelihood.cost)
+        most = self.point.patience * _ADDING / (self.point.question.law.rounds * self.point.likelihood.cost)
         for count in _ADDED:
             found = AddDirection.of(self.ratios, self.point.epsilon, count, self.failure / 2)
             if found.expected < 0.9 * self._remove_mean or 2 * count > most:
@@ -143,12 +146,17 @@ class Pilot:
         return max(self._remove_mean, self.adding[0].mean)
 
     @property
+    def scatter(self) -> float:
+        """The standard deviation of what the few draws say of removing, relatively."""
+        parts = (self.values, self.shares)
+        return math.sqrt(sum(float(x.var()) / max(float(x.mean()), 1e-300) ** 2 / len(x) for x in parts))
+
+    @property
     def likely(self) -> float:
         """A δ that a confirmation will probably not exceed: what is expected, and a standard deviation of the
         pilot's few draws.
         """
-        relative = self.values.var() / max(self.values.mean(), 1e-300) ** 2
-        removing = math.sqrt(float(relative) * (1 / len(self.values) + 1 / self.count))
+        removing = self.scatter * math.sqrt(1 + len(self.values) / self.count)
         direction, _ = self.adding
         below = direction.line[0] if direction.line else -self.point.epsilon
         adding = 0.4 / math.sqrt(max(1, int((self.ratios.lower <= below).sum())))
@@ -237,8 +245,8 @@ def calibrate(question: Question, *, epsilon: float, delta: float, progress: Pro
     x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
     if pilot is not None and x < highest:
         # The search ends up to 10 % of δ below its goal, and what so few draws may err by. More draws take most of that off.
-        times = min(_FINER, pilot.count / _PILOT_REMOVE)
-        finer = at(x).pilot(seed, failure / _TRIES, pilot, times=times)
+        times = min(_FINER, pilot.count / _PILOT_REMOVE, (pilot.scatter / _SURE) ** 2)
+        finer = at(x).pilot(seed, failure / _TRIES, pilot, times=times) if times > 1 else pilot
         if finer is not None and finer.likely > 0:
             excess = math.log(finer.likely / goal) + _MARGIN
             # A confirmation that fails takes longer than all before: down with care.
@@ -275,7 +283,7 @@ def epsilon(question: Question, *, sigma: float, delta: float, progress: Progres
     goal = delta - failure
 
     def at(value: float) -> Point:
-        return question.at(sigma, value)
+        return question.at(sigma, value, _PATIENCE)
 
     x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
     for attempt in range(_TRIES):
@@ -296,7 +304,7 @@ def delta(question: Question, *, sigma: float, epsilon: float, progress: Progres
     if highest <= LEAST_DELTA:
         return Bound(highest, METHOD)
     seed = question.seed("delta", sigma, epsilon)
-    first = question.at(sigma, epsilon).pilot(seed, 1e-12)
+    first = question.at(sigma, epsilon, _PATIENCE).pilot(seed, 1e-12)
     if first is None:
         return Bound(highest, METHOD)
     failure = failure_probability(max(first.mean, LEAST_DELTA))
