@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedcgd.ledger import attempts
 from fedcgd.ledger.registry import Registry
+from fedcgd.ledger.run_lock import RunLock
 from fedcgd.ledger.store import checkpoint, connect, reader
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
@@ -21,12 +22,13 @@ def seal(path: Path | str, key_file: Path | None) -> None:
         key_file: the key; None if it is elsewhere, and yours to delete.
 
     Raises:
-        ValueError: and neither seals nor deletes, if the key file is missing or is another key, or if another run of the key is
-            not sealed.
+        ValueError: and neither seals nor deletes, if the key file is missing or is another key, if another run of the key is
+            not sealed, or if another process has the ledger open.
     """
     with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
         fingerprint, stream_id = connection.execute("SELECT key_fingerprint, stream_id FROM run").fetchone()
     with ExitStack() as stack:
+        stack.enter_context(closing(RunLock(Path(path).resolve())))
         registry = None
         if key_file is not None:
             _check_key(key_file, fingerprint, stream_id)
