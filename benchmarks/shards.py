@@ -1,13 +1,14 @@
 """A model in FSDP2's `fully_shard` beside the same in Opacus' wrapper: time and memory of each process, its noise, same bits.
 
-python benchmarks/shards.py [--ranks 1 2 3 4] [--steps 6] [--whole-after-forward]
+python benchmarks/shards.py [--ranks 1 2 3 4] [--steps 6] [--whole after-forward|in-a-step]
 
 Eight layers of 1024 by 1024, ghost clipping, 48 examples a step in twelve parts, one thread in each process. Both models take
 their steps in turn in the same processes; times are the processor's, of all processes together, and the ratio is the median over
 the steps. "gathers" is the share of FSDP2's own all-gathers of parameters. Memory is what processes that train one of the models
 alone grow by at most, as the C library keeps what is freed, and where it gives large blocks back at once
-(MALLOC_MMAP_THRESHOLD_), which shows what is in use. With --whole-after-forward FSDP2 puts a layer together once for each part,
-by fully_shard's reshard_after_forward=False, and not twice. The table, with its machine, is in docs/guides/distributed.md.
+(MALLOC_MMAP_THRESHOLD_), which shows what is in use. FSDP2 puts a layer together twice for each part; with --whole after-forward
+once, by fully_shard's reshard_after_forward=False, and with --whole in-a-step once for all parts of a step, by
+set_reshard_after_backward(False) too. The table, with its machine, is in docs/guides/distributed.md.
 """
 
 import argparse
@@ -58,7 +59,9 @@ class Training:
         if kind == FSDP2:
             mesh = init_device_mesh("cpu", (ranks,))
             for layer in [*layers[::2], self.model[-1], self.model]:  # type: ignore[index]
-                fully_shard(layer, mesh=mesh, reshard_after_forward="FSDP2_WHOLE" not in os.environ)
+                fully_shard(layer, mesh=mesh, reshard_after_forward=not os.environ.get("FSDP2_WHOLE"))
+            if os.environ.get("FSDP2_WHOLE") == "in-a-step":
+                self.model.set_reshard_after_backward(False)
         else:
             self.model = DifferentiallyPrivateDistributedDataParallel(self.model)
         engine = CorrelatedPrivacyEngine(NoiseKey.simulation(1), record=folder / kind)
@@ -177,10 +180,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--whole-after-forward", action="store_true")
+    parser.add_argument("--whole", choices=["after-forward", "in-a-step"], default="")
     arguments = parser.parse_args()
-    if arguments.whole_after_forward:
-        os.environ["FSDP2_WHOLE"] = "1"  # which the other processes read
+    os.environ["FSDP2_WHOLE"] = arguments.whole  # which the other processes read
     print("          ms of the processor             noise, ms      MiB a rank:         given back at once:")
     print("ranks   DDP  FSDP2 ratio gathers       DDP  FSDP2         DDP  FSDP2           DDP  FSDP2         models")
     for ranks in arguments.ranks:

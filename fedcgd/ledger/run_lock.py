@@ -57,8 +57,8 @@ def _locked(path: Path, ledger: Path) -> int | None:
         holder = os.read(file, 200).decode(errors="replace").strip()
         os.close(file)
         raise ValueError(
-            f"{ledger} is open in another process, whose run is not touched by this start ({holder or 'unknown'}). fedcgd "
-            "ledger show says how far it is. To go on here, end that process first: the run goes on from its last release"
+            f"{ledger} is open in another process, whose run is not touched ({holder or 'unknown'}). fedcgd ledger show says how "
+            "far it is. End that process first: then the run goes on from its last release, or can be sealed"
         ) from error
     except OSError:  # a file system without locks
         os.close(file)

@@ -21,12 +21,13 @@ def seal(path: Path | str, key_file: Path | None) -> None:
         key_file: the key; None if it is elsewhere, and yours to delete.
 
     Raises:
-        ValueError: and neither seals nor deletes, if the key file is missing or is another key, or if another run of the key is
-            not sealed.
+        ValueError: and neither seals nor deletes, if the key file is missing or is another key, if another run of the key is
+            not sealed, or if another process has the ledger open.
     """
     with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
         run = stored_run(connection)
     with ExitStack() as stack:
+        stack.enter_context(closing(RunLock(Path(path).resolve())))
         registry = None
         if key_file is not None:
             _check_key(key_file, run)

@@ -186,14 +186,17 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _clip_and_sum(self, pending: PendingStep) -> None:
         """Use up the gradients of the backward passes since the last step."""
+        last = not pending.microbatches_left
         if self._shards is not None:
-            reshard(self._module)
             if pending.skips:
                 raise RuntimeError(
                     "BatchMemoryManager gives the processes different numbers of batches, and those of a model in fully_shard "
                     "make each pass together: give make_private accumulation_steps"
                 )
-        self._check_parameters()
+            if last:  # layers may stay whole until then (`set_reshard_after_backward`), and have no parameters of ours meanwhile
+                reshard(self._module)
+        if last or self._shards is None:
+            self._check_parameters()
         passes = self._take_passes(pending)
         totals = self._parts_of(self._sum_of(pending))
         scale = totals[0].new_zeros(())
@@ -211,7 +214,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 for one in clipped:
                     one.add_to(total, i)
         else:
-            last = not pending.microbatches_left
             self._shards.add(clipped, pending.kept, totals, self._noise.round_to_lattice, last=last)
         self._autograd.compare(passes, scale)
 
@@ -278,6 +280,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
         self._autograd.begin()
         self._rows.count = None
+        if self._shards is not None:
+            reshard(self._module)
         for module in self._module.modules():
             for name in ("activations", "max_batch_len"):
                 if name in module.__dict__:

@@ -22,7 +22,7 @@ EXPECTED_USERS = "expected_users"
 
 _POLL = 1.0  # seconds between looks at who is there
 _TOLD_EVERY = 30.0  # seconds between lines about what is waited for
-_SETTLED = 30.0  # seconds without a change after which nobody waits where no node can take part, and in a simulation
+_SETTLED = 30.0  # seconds without a change after which nobody waits where no nodes can take part, and in a simulation
 _PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 
 
@@ -153,7 +153,9 @@ class CohortSelector:
         there = so_many(users, "user is", "users are") + " there"
         at_nodes = f"at {so_many(directory.connected, 'node', 'nodes')}"
         if directory.is_hopeless:
-            return f"no user is there {at_nodes}, and none can be, as said above"
+            return (
+                f"no user is there {at_nodes}, and none can be until others connect or these are mended, as said above"
+            )
         if not round and users >= self._cohort.expected_users and directory.silent:
             return f"{_silent(directory)} not said yet which users they host"
         if round or users >= self._cohort.expected_users:
@@ -206,8 +208,14 @@ class CohortSelector:
 
 
 def _is_final(directory: UserDirectory, grid: Grid) -> bool:
-    """Whether waiting is in vain if nothing changes soon: all nodes that are there have answered, and no others are to come."""
-    return directory.is_hopeless or (is_simulation(grid) and directory.has_heard_all)
+    """Whether waiting is in vain if nothing changes soon: all nodes that are there have answered, and no others are to come.
+
+    In deployment a single node that cannot take part says nothing about those that connect after it; of two or more, which
+    have the same app, it does.
+    """
+    if is_simulation(grid):
+        return directory.has_heard_all
+    return directory.is_hopeless and directory.connected > 1
 
 
 def _unable(directory: UserDirectory) -> str:

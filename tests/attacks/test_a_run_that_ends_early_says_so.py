@@ -105,17 +105,26 @@ def test_where_no_node_has_the_mod_the_run_ends_early_and_says_what_to_add(clock
     assert "app = ClientApp(mods=[clipped_update_mod])" in str(told.value)
 
 
-def test_a_node_that_comes_meanwhile_is_waited_for(clock: Clock) -> None:
-    grid = FakeGrid(unable(1))
+@pytest.mark.parametrize(("nodes", "seconds"), [(2, 25), (1, 300)])
+def test_nodes_that_come_meanwhile_are_waited_for(nodes: int, seconds: int, clock: Clock) -> None:
+    """A single broken node, the first to connect, ended the run after 30 s, before the others were there."""
+    grid = FakeGrid(unable(nodes))
     seen = grid.get_nodes
 
     def later():
-        if clock.now >= 25:
+        if clock.now >= seconds:
             grid.nodes |= two_nodes().nodes
         return seen()
 
     grid.get_nodes = later
-    assert make(patience=600.0).start(grid, record(np.zeros(SIZE))).complete
+    assert make(patience=600.0, expected_users=12).start(grid, record(np.zeros(SIZE))).complete
+
+
+def test_a_single_node_that_cannot_take_part_is_told_when_patience_ends(clock: Clock) -> None:
+    with pytest.raises(
+        ValueError, match="no user is there after 600 s, and none can be: node 50 cannot take part: its"
+    ):
+        make(patience=600.0).start(FakeGrid(unable(1)), record(np.zeros(SIZE)))
 
 
 def test_nodes_that_fail_once_while_they_start_are_asked_again_before_the_run_ends(

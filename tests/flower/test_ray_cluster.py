@@ -1,4 +1,7 @@
-"""A simulation on a Ray cluster of two nodes: all users take part, or, where one node lacks the app's code, none do."""
+"""A simulation on a Ray cluster of two nodes: all users take part, or, where one node lacks the app's code, none do.
+
+The documentation's programs run on it too: nodes where there are CPUs, with code that Ray brings, and the key with the server.
+"""
 
 import os
 import re
@@ -88,6 +91,39 @@ def test_without_the_code_on_the_second_node_no_round_begins(tmp_path: Path) -> 
     assert seen == []
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "simulations.md").read_text()
+FILES = dict(re.findall(r'^```python title="(\S+)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL))
+
+
+def test_the_programs_of_the_page_bring_the_code_to_where_the_cpus_are_and_the_key_nowhere(tmp_path: Path) -> None:
+    trained = "    return ArrayRecord("
+    assert trained in FILES["app/people.py"]
+    seen = (
+        "    import os, pathlib, ray\n"
+        "    (pathlib.Path(os.environ['SEEN']) / user).write_text(ray.get_runtime_context().get_node_id())\n"
+    )
+    (tmp_path / "seen").mkdir()
+    for name in ("server/app", "first", "second"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "server" / "app" / "people.py").write_text(FILES["app/people.py"].replace(trained, seen + trained))
+    (tmp_path / "server" / "on_a_cluster.py").write_text(FILES["on_a_cluster.py"])
+    environment = flower_environment(tmp_path / "home") | {"SEEN": str(tmp_path / "seen")}
+    with ray_cluster(environment, {tmp_path / "first": 0, tmp_path / "second": 1}) as (address, ray_folder):
+        path = f"app{os.pathsep}{environment.get('PYTHONPATH', '')}"
+        run = run_program(
+            "on_a_cluster.py", tmp_path / "server", environment | {"RAY_ADDRESS": address, "PYTHONPATH": path}
+        )
+        assert run.returncode == 0, run.stdout
+        assert {path.name for path in ray_folder.rglob("people.py")} == {"people.py"}
+        assert [path for name in ("noise.key*", "run.db*") for path in ray_folder.rglob(name)] == []
+    users = {path.name: path.read_text() for path in (tmp_path / "seen").iterdir()}
+    assert set(users) == {f"user {i}" for i in range(12)}
+    assert len(set(users.values())) == 1
+    found = verify(tmp_path / "server" / "run.db")
+    assert (found.problems, found.released, found.simulated) == ((), 6, False)
+    assert (tmp_path / "server" / "noise.key").exists()
+
+
 def simulate(folder: Path, *, code_on_second: bool) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """How the server's program ended, and what the users' training left: USER.NODE OF RAY."""
     (folder / "seen").mkdir()
@@ -97,40 +133,47 @@ def simulate(folder: Path, *, code_on_second: bool) -> tuple[subprocess.Complete
         if has_code:
             (folder / name / "code" / "cluster_app.py").write_text(APP)
     environment = flower_environment(folder / "home") | {"SEEN": str(folder / "seen")}
-    with ray_cluster(environment, [folder / "first", folder / "second"]) as address:
+    with ray_cluster(environment, {folder / "first": 1, folder / "second": 1}) as (address, _):
         path = f"{CODE}{os.pathsep}{environment.get('PYTHONPATH', '')}"
-        run = subprocess.run(
-            [sys.executable, str(folder / "server.py"), str(folder / "run.db")],
-            env=environment | {"RAY_ADDRESS": address, "PYTHONPATH": path},
-            cwd=folder / "server",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=200,
-        )
+        environment |= {"RAY_ADDRESS": address, "PYTHONPATH": path}
+        run = run_program(str(folder / "server.py"), folder / "server", environment, str(folder / "run.db"))
     return run, [path.name for path in (folder / "seen").iterdir()]
 
 
+def run_program(
+    program: str, folder: Path, environment: dict[str, str], *given: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, program, *given],
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+
+
 @contextmanager
-def ray_cluster(environment: dict[str, str], folders: list[Path]) -> Iterator[str]:
-    """A node of one CPU for each folder, which is where it runs; yields the cluster's address."""
+def ray_cluster(environment: dict[str, str], folders: dict[Path, int]) -> Iterator[tuple[str, Path]]:
+    """A node for each folder, where it runs, of so many CPUs; yields the cluster's address and the folder that Ray writes to."""
     port = free_port()
     address, mark = f"127.0.0.1:{port}", f"{os.getpid()}-{port}"
-    options = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+    options = ["--object-store-memory=80000000", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
     with ExitStack() as stack:
         # Ray's sockets lie there, and their paths must be short.
         ray_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
         stack.callback(flower_runs._end_marked, f"{flower_runs._MARK}={mark}")
-        for folder in folders:
+        for number, (folder, cpus) in enumerate(folders.items()):
             where = [f"--address={address}"]
-            if folder is folders[0]:
+            if not number:
                 where = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={ray_folder}"]
             subprocess.run(
-                [sys.executable, "-m", "ray.scripts.scripts", "start", *where, *options],
+                [sys.executable, "-m", "ray.scripts.scripts", "start", f"--num-cpus={cpus}", *where, *options],
                 env=environment | {flower_runs._MARK: mark},
                 cwd=folder,
                 stdout=subprocess.DEVNULL,
                 check=True,
                 timeout=120,
             )
-        yield address
+        yield address, Path(ray_folder)

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from fedcgd import LambdaCGD, Mechanism, NoiseKey, Participation, Plan
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.round_noise import RoundNoise
+from fedcgd.opacus.shards import _AllGather
 
 EXAMPLES, STEPS, SIGMA = 48, 4, 0.7
 
@@ -60,6 +61,8 @@ class Job:
     """FSDP2 in place of Opacus' wrapper."""
     whole_after_forward: bool = False
     """FSDP2 keeps parameters whole between forward and backward pass."""
+    whole_in_a_step: bool = False
+    """FSDP2 keeps parameters whole until the step."""
     halves: bool = False
     """FSDP2 computes in bfloat16."""
     evaluated: bool = False
@@ -168,9 +171,11 @@ def train(job: Job, rank: int) -> dict[str, Any]:
                     layer,
                     mesh=init_device_mesh("cpu", (dist.get_world_size(),)),
                     ignored_params={model[0].bias} if job.trouble == "left out" else None,
-                    reshard_after_forward=not job.whole_after_forward,
+                    reshard_after_forward=not (job.whole_after_forward or job.whole_in_a_step),
                     mp_policy=MixedPrecisionPolicy(torch.bfloat16 if job.halves else None, torch.float32),
                 )
+        if job.whole_in_a_step:
+            model.set_reshard_after_backward(False)
     elif not job.plain:
         model = DifferentiallyPrivateDistributedDataParallel(model)
     seed = 2 if here == "key" else 1
@@ -202,6 +207,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         engine.load_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
     go_wrong(here, job, engine, model)
     sums = listen() if job.listen and not job.plain else []
+    gathers = count_gathers()
 
     def steps(batches: Any) -> None:
         for x, y in batches:
@@ -243,6 +249,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         "history": engine.accountant.history,
         "run": engine.accountant.run,
         "sums": sums,
+        "gathers": len(gathers),
     }
 
 
@@ -272,6 +279,19 @@ def listen() -> list[tuple[bytes, bytes]]:
 
     RoundNoise.add_together = listening  # type: ignore[method-assign]
     return sums
+
+
+def count_gathers() -> list[None]:
+    """Grows by one with each all-gather of FSDP2."""
+    made: list[None] = []
+    gather = _AllGather.__call__
+
+    def counted(*given: Any, **options: Any) -> Any:
+        made.append(None)
+        return gather(*given, **options)
+
+    _AllGather.__call__ = counted  # type: ignore[method-assign]
+    return made
 
 
 def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine, model: nn.Module) -> None:

@@ -275,6 +275,24 @@ def test_a_second_start_is_refused_while_the_first_lives_and_goes_on_when_it_is_
     assert verify(path).problems == ()
 
 
+def test_a_run_is_not_sealed_while_another_process_lives_that_it_goes_on_in(path, tmp_path):
+    """`fedcgd ledger seal` of the wrong file: it ended the run, which could not go on, and deleted its key."""
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "open\n"
+        with pytest.raises(
+            ValueError, match=rf"\(process {first.pid} on .*End that process first: .* or can be sealed"
+        ):
+            seal(path, None)
+        first.stdin.write("\n")
+        first.stdin.flush()
+        assert first.stdout.readline() == "released\n"
+        first.kill()
+    seal(path, None)
+    assert verify(path).released == 1
+    assert not path.with_name("run.ledger-lock").exists()
+
+
 def test_a_second_start_that_is_refused_leaves_the_run_its_lock(path):
     """In one process, as in a notebook: the lock went with the refused start, and another process took the run over."""
     with opened(path) as ledger:

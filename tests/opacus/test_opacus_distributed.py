@@ -324,6 +324,19 @@ def test_shards_are_added_up_once_a_step_if_what_is_kept_until_then_is_small(mod
     assert len(calls) == 4 * 6 * a_step  # parameters, steps
 
 
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_layers_that_stay_whole_in_a_step_are_gathered_once_and_the_bits_are_the_same(mode, train, tmp_path):
+    """Twice for each of the parts by default, and once for each by `reshard_after_forward=False` alone."""
+    options = {"sharded": True, "mode": mode, "parts": 6}
+    alone = train(plain=True, folder=_new(tmp_path), mode=mode, parts=6)[0]
+    answers = train(2, folder=_new(tmp_path), whole_in_a_step=True, evaluated=True, **options)
+    assert models(answers) == [alone["model"]] * 2
+    layers, steps = 2, 8
+    assert [a["gathers"] for a in answers] == [layers * steps] * 2
+    again = train(2, folder=_new(tmp_path), whole_after_forward=True, **options)
+    assert [a["gathers"] for a in again] == [layers * steps * 3] * 2
+
+
 def test_shards_computed_in_halves_give_the_same_bits_on_any_number_of_ranks(train, tmp_path):
     options = {"sharded": True, "mode": "ghost", "parts": 6}
     one, two, three = (models(train(n, folder=_new(tmp_path), halves=True, **options)) for n in (1, 2, 3))

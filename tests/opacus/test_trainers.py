@@ -42,6 +42,7 @@ def test_the_program_of_the_guide_trains_privately(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # five programs, each with its own limit
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_goes_on_from_its_checkpoint_on_two_processes_as_if_nothing_had_been(name: str, tmp_path: Path) -> None:
     losses = []

@@ -54,6 +54,22 @@ def test_no_image_runs_as_root_and_the_keepers_is_of_packages_with_hashes() -> N
     assert "--require-hashes" in keeper
 
 
+def test_the_image_is_of_the_package_alone_and_no_key_is_copied_or_committed() -> None:
+    """`COPY . /source` took the keys along that the page has made in this folder, and the whole environment of Python."""
+    copied = [line.split()[1:-1] for line in (FILES / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
+    package = {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "fedcgd", "strategies"}
+    assert {name for names in copied for name in names if names[0] != "--from=build"} == package
+    secrets = [
+        line.split("file: ")[1].strip(" }")
+        for line in (FILES / "compose.yaml").read_text().splitlines()
+        if "{file: " in line
+    ]
+    assert len(secrets) == 7
+    for name in ("ca.key", "silo0.key.pub", *secrets):
+        ignored = subprocess.run(["git", "check-ignore", "-q", f"examples/containers/{name}"], cwd=FILES.parents[1])
+        assert ignored.returncode == 0, name
+
+
 def test_both_start_the_same() -> None:
     def words(command: list[str]) -> list[str]:
         return [word.replace("/run/secrets/", "/secrets/").removesuffix(".secret") for word in command]
