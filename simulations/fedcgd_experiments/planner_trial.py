@@ -507,8 +507,8 @@ def table_command(out: Path) -> None:
             title = f"{relation(proxy, name)}, repeats: {repeats}"
             pairs.setdefault(title, []).append((behind(each, baseline, label), behind(each, baseline, theory)))
     for title, both in pairs.items():
-        for who, lost in zip(("rehearsed", "theory"), zip(*both, strict=True), strict=True):
-            print(summary(f"{title}, {who}", lost))
+        for place, who in enumerate(("rehearsed", "theory")):
+            print(summary(f"{title}, {who}", [pair[place] for pair in both]))
 
 
 def show(cells: dict[Cell, dict[str, Any]], labels: Sequence[str]) -> None:
