@@ -365,7 +365,7 @@ def function_named(source: str, hint: str = "see PYTHONPATH") -> Callable[..., A
     """
     module_name, _, name = source.partition(":")
     if not module_name or not name:
-        raise ValueError(f"a function is written MODULE:FUNCTION, got {source!r}")
+        raise ValueError(f"a function is written MODULE:FUNCTION, got {source!r}; train in my_task.py is my_task:train")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does
     try:

@@ -26,6 +26,7 @@ from fedcgd.planning import (
     rehearse,
     verdict,
 )
+from fedcgd.planning.planner import as_part
 from fedcgd.planning.rehearsal import Train
 from fedcgd.quadratic import Spectrum
 
@@ -61,9 +62,7 @@ def plan_command(
     clip_norm: Annotated[float, typer.Option(help="What updates will be clipped to; rates are for it.")] = 1.0,
     spectrum: Annotated[
         Path | None,
-        typer.Option(
-            help="The spectrum of *public* data like the private ones, as `fedcgd curve` writes it; see below."
-        ),
+        typer.Option(help="The spectrum of *public* data like the private ones, as `fedcgd curve` writes it."),
     ] = None,
     spectrum_is_public: Annotated[
         bool, typer.Option("--spectrum-is-public", help="Says that nobody's private data are in --spectrum.")
@@ -205,23 +204,23 @@ def show(ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float) 
     rehearsed = any(isinstance(one, RehearsedRecipe) for one in ranked)
     what = "score: the proxy's, mean of so many rehearsals" if rehearsed else "noise: of one weight of the last model"
     table = Table(
-        caption=f"loss: the part of what can be won that theory expects to be left. {what}. "
-        "rate: the first learning rate; then its schedule and the momentum",
+        caption="cohort: users in a round. rate: the first learning rate; schedule: of the rate, and the momentum. "
+        f"σ: noise for each unit of clip norm. {what}. loss: the part of what can be won that theory expects to be left",
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=0,  # so that a name fits into 80 columns unbroken
         pad_edge=False,
     )
     last = ("loss", "score") if rehearsed else ("noise", "loss")
-    for column in ("recipe", "cohort", "rounds", "turns", "rate", "", "σ", *last):
-        table.add_column(column, justify="left" if column in ("recipe", "") else "right", overflow="fold")
+    for column in ("recipe", "cohort", "rounds", "turns", "rate", "schedule", "σ", *last):
+        table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right", overflow="fold")
     for one in ranked:
         recipe = one.recipe
-        sampled = "" if recipe.sampling == "none" else f", {recipe.sampling}"
+        who = ", everybody" if recipe.steps == 1 else "" if recipe.sampling == "none" else f", {recipe.sampling}"
         schedule = "const" if recipe.schedule == "constant" else recipe.schedule
-        loss = f"{one.outcome.loss:.3f}"
+        loss = as_part(one.outcome.loss)
         table.add_row(
-            f"{recipe.mechanism}{sampled}", str(recipe.cohort), str(recipe.rounds), str(recipe.turns),
+            f"{recipe.mechanism}{who}", str(recipe.cohort), str(recipe.rounds), str(recipe.turns),
             f"{one.outcome.learning_rate / clip_norm:.3g}", f"{schedule}, {recipe.momentum:g}",
             f"{one.noise_multiplier:.4g}",
             *(
@@ -239,8 +238,8 @@ def show(ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float) 
     for title, text in (
         ("The first as Python:", as_python(ranked[0], question, clip_norm=clip_norm)),
         (
-            "The first for the simulation app:",
-            f"--run-config '{as_run_config(ranked[0], question, clip_norm=clip_norm)}'",
+            f"The first for the simulation app, with a task of {question.users} users:",
+            f"flwr run simulations --stream --run-config '{as_run_config(ranked[0], question, clip_norm=clip_norm)}'",
         ),
     ):
         console.print(f"\n[bold]{title}[/bold]")

@@ -60,10 +60,8 @@ class PlannedRecipe:
 
     @property
     def kind(self) -> str:
-        """What is compared: "dp-sgd, full batch", or the mechanism without its number and the sampling."""
-        if self.recipe.steps == 1:
-            return f"{self.mechanism.name}, everybody in each round"
-        return f"{self.mechanism.name}, {self.recipe.sampling}"
+        """What is compared: the mechanism without its number, and what is kept secret of who takes part."""
+        return f"{self.mechanism.name}, {self.recipe.who}"
 
     @property
     def correlated(self) -> bool:
@@ -177,13 +175,18 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     if gain < LEVEL:
         level = "as good" if gain > -LEVEL else "better"
         return (
-            f"Correlated noise brings nothing here: {plain.kind} is {level} ({plain.outcome.loss:.3f} of the loss is left, "
-            f"{correlated.outcome.loss:.3f} with {correlated.kind})."
+            f"Correlated noise brings nothing here: {plain.kind} is {level} ({as_part(plain.outcome.loss)} of the loss is left, "
+            f"{as_part(correlated.outcome.loss)} with {correlated.kind})."
         )
     return (
-        f"Correlated noise helps: {correlated.outcome.loss:.3f} of the loss is left with {correlated.kind}, and "
-        f"{plain.outcome.loss:.3f} with the best DP-SGD ({plain.kind})."
+        f"Correlated noise helps: {as_part(correlated.outcome.loss)} of the loss is left with {correlated.kind}, and "
+        f"{as_part(plain.outcome.loss)} with the best DP-SGD ({plain.kind})."
     )
+
+
+def as_part(loss: float) -> str:
+    """A part of the loss in three digits, or with the two that count where it is small."""
+    return f"{loss:.3f}" if loss >= 0.01 else f"{loss:.2g}"
 
 
 def _simplest(found: list[PlannedRecipe]) -> PlannedRecipe:

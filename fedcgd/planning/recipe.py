@@ -51,6 +51,13 @@ class Recipe:
         return self.steps * self.turns
 
     @property
+    def who(self) -> str:
+        """Who takes part in a round, in words: everybody, or who may know."""
+        if self.steps == 1:
+            return "everybody in each round"
+        return "nothing secret" if self.sampling == "none" else self.sampling
+
+    @property
     def workload(self) -> Workload:
         """What the releases are turned into."""
         return scheduled_workload(self.schedule, self.rounds, momentum=self.momentum)

@@ -7,7 +7,7 @@ from fedcgd.planning.recipe import Recipe
 
 
 def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
-    """A program that makes the `Plan`, which the strategy and the engine take; its last lines say how to descend.
+    """A program that makes the `Plan`, which strategy and engine take, and prints its ε; its last lines say how to descend.
 
     Args:
         planned: one of what `plan_recipes` returned.
@@ -27,9 +27,11 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
         f"    clip_norm={clip_norm:g}, epsilon={question.epsilon:g}, delta={question.delta:g},",
         *([f"    workload={workload},"] if planned.correlated else []),
         ")",
+        "print(plan.guarantee())",
         f"# {recipe.cohort} users in each round{_loader(recipe)}. "
         f"SGD, momentum {recipe.momentum:g}, learning rate {rate:.3g}{_falls(recipe)}.",
-        f"# In Flower: {_flower(recipe, rate)}",
+        "# In Opacus: CorrelatedPrivacyEngine(key=key).make_private(..., plan=plan)",
+        f"# In Flower: CorrelatedNoise(inner, plan, key=key), inner = {_flower(recipe, rate)}",
     ]
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,11 @@ from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation, Sampling
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
+from fedcgd.planning.planner import PlannedRecipe
 from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
-from fedcgd.planning.rehearsal import rehearse
+from fedcgd.planning.rehearsal import RehearsedRecipe, rehearse
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments.central_softmax import inverse_of
 from fedcgd_experiments.tables import markdown
@@ -75,29 +76,29 @@ def standard(x: NDArray[Any]) -> NDArray[Any]:
     return np.asarray((x - x.mean(0)) / np.maximum(x.std(0), 1e-12))
 
 
+def blend(rows: int, columns: int, informative: int, classes: int, seed: int, **more: Any) -> Callable[[], Any]:
+    """Makes a set of clusters around corners of a cube."""
+    sizes = {"n_informative": informative, "n_classes": classes, "random_state": seed}
+    return partial(datasets.make_classification, rows, columns, **sizes, **more)
+
+
+def blobs(rows: int, columns: int, classes: int, spread: float, seed: int) -> Callable[[], Any]:
+    """Makes a set with a round cluster for each class."""
+    return partial(datasets.make_blobs, rows, columns, centers=classes, cluster_std=spread, random_state=seed)
+
+
 GENERATED: dict[str, tuple[int, Callable[[], Any]]] = {
-    "two": (2000, lambda: datasets.make_classification(6000, 20, n_informative=10, random_state=1)),
-    "five": (5000, lambda: datasets.make_classification(9000, 50, n_informative=20, n_classes=5, random_state=2)),
-    "wide": (
-        2000,
-        lambda: datasets.make_classification(
-            4000, 200, n_informative=30, n_classes=3, n_clusters_per_class=1, random_state=3
-        ),
-    ),
-    "noisy": (
-        8000,
-        lambda: datasets.make_classification(12000, 30, n_informative=8, n_classes=4, flip_y=0.2, random_state=4),
-    ),
-    "blobs": (3000, lambda: datasets.make_blobs(5000, 16, centers=10, cluster_std=6.0, random_state=5)[:2]),
-    "quantiles": (
-        3000,
-        lambda: datasets.make_gaussian_quantiles(n_samples=7000, n_features=8, n_classes=3, random_state=6),
-    ),
-    "hastie": (8000, lambda: datasets.make_hastie_10_2(12000, random_state=7)),
-    "moons": (3000, lambda: datasets.make_moons(4000, noise=0.2, random_state=8)),
-    "three": (4000, lambda: datasets.make_classification(8000, 40, n_informative=15, n_classes=3, random_state=10)),
-    "rings": (3000, lambda: datasets.make_circles(5000, noise=0.15, factor=0.6, random_state=11)),
-    "gauss": (5000, lambda: datasets.make_blobs(8000, 60, centers=4, cluster_std=14.0, random_state=12)[:2]),
+    "two": (2000, blend(6000, 20, 10, 2, 1)),
+    "five": (5000, blend(9000, 50, 20, 5, 2)),
+    "wide": (2000, blend(4000, 200, 30, 3, 3, n_clusters_per_class=1)),
+    "noisy": (8000, blend(12000, 30, 8, 4, 4, flip_y=0.2)),
+    "blobs": (3000, blobs(5000, 16, 10, 6.0, 5)),
+    "quantiles": (3000, partial(datasets.make_gaussian_quantiles, n_samples=7000, n_features=8, random_state=6)),
+    "hastie": (8000, partial(datasets.make_hastie_10_2, 12000, random_state=7)),
+    "moons": (3000, partial(datasets.make_moons, 4000, noise=0.2, random_state=8)),
+    "three": (4000, blend(8000, 40, 15, 3, 10)),
+    "rings": (3000, partial(datasets.make_circles, 5000, noise=0.15, factor=0.6, random_state=11)),
+    "gauss": (5000, blobs(8000, 60, 4, 14.0, 12)),
 }
 """Sets of scikit-learn: so many to train, and how they are made."""
 
@@ -291,6 +292,8 @@ def identity(name: str, epsilon: float, recipe: Recipe) -> str:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 CELLS = tuple(product((20, 5), (1.0, 4.0)))
 """Turns and ε."""
+Cell = tuple[str, int, float]
+"""Set, turns and ε."""
 
 
 def read(out: Path) -> list[dict[str, Any]]:
@@ -317,6 +320,8 @@ BASELINES: dict[str, Callable[[Recipe], bool]] = {
 }
 SECRETS: dict[str, tuple[SecretSampling, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
 TEST_SEEDS = range(1000, 1010)
+Plan = Callable[[Question], Sequence[PlannedRecipe]]
+"""Plans, best first."""
 
 
 def judged(data: Set, recipe: Recipe, rate: float, epsilon: float, seeds: Sequence[int] = TEST_SEEDS) -> list[float]:
@@ -329,42 +334,46 @@ def judge_command(out: Path, only: str | None = None) -> None:
     """On each set that is tuned: the planner's recipe at the planner's rate, and what is best by validation, on fresh seeds."""
     records = read(out)
     before = judgements(records)
-    with out.open("a", encoding="utf-8") as file:
-        for (turns, epsilon), name in product(CELLS, [only] if only else SETS):
-            tuned = [r for r in records if r["set"] == name and r["epsilon"] == epsilon and "recipe" in r]
-            tuned = [r for r in tuned if r["recipe"]["turns"] == turns]
-            if len(tuned) < len(candidates(1000, turns)):
-                continue
-            done, data, found = before.get((name, turns, epsilon), {}), load(name), dict[str, Any]()
-            for label, allowed in BASELINES.items():
-                if label in done:
-                    continue
-                best = max((r for r in tuned if allowed(Recipe(**r["recipe"]))), key=lambda r: max(r["validation"]))
-                at = int(np.argmax(best["validation"]))
-                recipe = Recipe(**best["recipe"])
-                rate = best["progress"][at] / unit_progress(recipe)
-                found[label] = {"recipe": best["recipe"], "test": judged(data, recipe, rate, epsilon)}
-            for (label, secret), model in product(SECRETS.items(), dict.fromkeys((None, model_of(data)))):
-                title = plan_label(label, sized=model is not None)
-                if title in done:
-                    continue
-                started = time.process_time()
+    for (turns, epsilon), name in product(CELLS, [only] if only else SETS):
+        tuned = [
+            (Recipe(**r["recipe"]), r["progress"], r["validation"])
+            for r in records
+            if "recipe" in r and (r["set"], r["recipe"]["turns"], r["epsilon"]) == (name, turns, epsilon)
+        ]
+        if len(tuned) < len(candidates(1000, turns)):
+            continue
+        done, data, found = before.get((name, turns, epsilon), {}), load(name), dict[str, Any]()
+        for label, allowed in BASELINES.items():
+            if label not in done:
+                recipe, progress, validation = max((t for t in tuned if allowed(t[0])), key=lambda t: max(t[2]))
+                rate = progress[int(np.argmax(validation))] / unit_progress(recipe)
+                found[label] = {"recipe": asdict(recipe), "test": judged(data, recipe, rate, epsilon)}
+        for (label, secret), model in product(SECRETS.items(), dict.fromkeys((None, model_of(data)))):
+            title = plan_label(label, sized=model is not None)
+            if title not in done:
                 question = Question(
                     users=len(data.x[0]), epsilon=epsilon, delta=DELTA, secret=secret, turns=turns, model=model
                 )
-                planned = planner.plan_recipes(question)[0]
-                seconds = round(time.process_time() - started, 1)
-                found[title] = {
-                    "recipe": asdict(planned.recipe),
-                    "rate": planned.outcome.learning_rate,
-                    "seconds": seconds,
-                    "test": judged(data, planned.recipe, planned.outcome.learning_rate, epsilon),
-                }
-            if not found:
-                continue
-            print(json.dumps({"set": name, "turns": turns, "epsilon": epsilon, "judged": found}), file=file, flush=True)
-            means = {label: round(100 * float(np.mean(f["test"])), 1) for label, f in found.items()}
-            print(name, turns, epsilon, means, flush=True)
+                found[title] = one_try(data, question, planner.plan_recipes)
+        if found:
+            keep(out, (name, turns, epsilon), found)
+
+
+def one_try(data: Set, question: Question, plan: Plan, seeds: Sequence[int] = TEST_SEEDS) -> dict[str, Any]:
+    """What is planned, how long that took, and how good it is at its own rate."""
+    started = time.process_time()
+    planned = plan(question)[0]
+    seconds, rate = round(time.process_time() - started, 1), planned.outcome.learning_rate
+    score = {"score": planned.score} if isinstance(planned, RehearsedRecipe) else {}
+    test = judged(data, planned.recipe, rate, question.epsilon, seeds)
+    return {"recipe": asdict(planned.recipe), "rate": rate} | score | {"seconds": seconds, "test": test}
+
+
+def keep(out: Path, cell: Cell, found: dict[str, Any]) -> None:
+    """Append what was judged, and print its means in percent."""
+    with out.open("a", encoding="utf-8") as file:
+        print(json.dumps(dict(zip(("set", "turns", "epsilon"), cell, strict=True)) | {"judged": found}), file=file)
+    print(*cell, {label: round(100 * float(np.mean(one["test"])), 1) for label, one in found.items()}, flush=True)
 
 
 PROXIES = {
@@ -397,16 +406,11 @@ def rehearse_command(out: Path, only: str | None = None, repeats: int = 1) -> No
         for proxy in PROXIES[name]:
             if not seeds or proxy_label(proxy, repeats) in done:
                 continue
-            data, started = load(name), time.process_time()
+            data = load(name)
             question = Question(users=len(data.x[0]), epsilon=epsilon, delta=DELTA, turns=turns)
-            best = rehearse(question, proxy_of(proxy, data), public=True, repeats=repeats)[0]
-            seconds, rate = round(time.process_time() - started, 1), best.outcome.learning_rate
-            test = judged(data, best.recipe, rate, epsilon, seeds)
-            found = {"recipe": asdict(best.recipe), "rate": rate, "score": best.score, "seconds": seconds, "test": test}
-            record = {"set": name, "turns": turns, "epsilon": epsilon, "judged": {proxy_label(proxy, repeats): found}}
-            with out.open("a", encoding="utf-8") as file:
-                print(json.dumps(record), file=file)
-            print(name, turns, epsilon, proxy, f"{100 * np.mean(test):.1f}", flush=True)
+            plan = partial(rehearse, train=proxy_of(proxy, data), public=True, repeats=repeats)
+            found = one_try(data, question, plan, seeds)
+            keep(out, (name, turns, epsilon), {proxy_label(proxy, repeats): found})
 
 
 def relation(proxy: str, name: str) -> str:
@@ -423,8 +427,9 @@ def proxy_label(proxy: str, repeats: int) -> str:
     return f"rehearsed on {proxy}" + (f", {repeats} repeats" if repeats > 1 else "")
 
 
-def behind(best: Sequence[float], plan: Sequence[float]) -> float:
-    """By how many points `plan` is behind `best`, over the seeds that both have."""
+def behind(judged: dict[str, Any], label: str, planned: str) -> float:
+    """By how many points the plan is behind what `label` names, over the seeds that both have."""
+    best, plan = judged[label]["test"], judged[planned]["test"]
     both = min(len(best), len(plan))
     return 100 * float(np.mean(best[:both]) - np.mean(plan[:both]))
 
@@ -434,9 +439,9 @@ def plan_label(secret: str, *, sized: bool) -> str:
     return f"plan{', size known' if sized else ''}, secret: {secret}"
 
 
-def judgements(records: Sequence[dict[str, Any]]) -> dict[tuple[str, int, float], dict[str, Any]]:
+def judgements(records: Sequence[dict[str, Any]]) -> dict[Cell, dict[str, Any]]:
     """(set, turns, ε) → all that was judged there, by label."""
-    found: dict[tuple[str, int, float], dict[str, Any]] = {}
+    found: dict[Cell, dict[str, Any]] = {}
     for r in records:
         if "judged" in r:
             found.setdefault((r["set"], r["turns"], r["epsilon"]), {}).update(r["judged"])
@@ -475,55 +480,45 @@ def curve_command(out: Path, cohort: int = 60, turns: int = 10) -> None:
 @app.command("table")
 def table_command(out: Path) -> None:
     """The judgements as a table in Markdown: accuracies in percent, and how far the plan is behind each."""
-    cells = {
-        cell: each for cell, each in judgements(read(out)).items() if cell[0] != "hastie+net"
-    }  # which nothing learned
+    cells = judgements(read(out))
+    cells = {cell: each for cell, each in cells.items() if cell[0] != "hastie+net"}  # which nothing learned
     for each in cells.values():
         for secret in SECRETS:  # of a network the size does not change the plan
             each.setdefault(plan_label(secret, sized=True), each[plan_label(secret, sized=False)])
-    labels = [*BASELINES, *(plan_label(label, sized=sized) for label in SECRETS for sized in (False, True))]
-    lines = [
-        [name, str(turns), f"{epsilon:g}", *(f"{100 * np.mean(each[label]['test']):.1f}" for label in labels)]
-        for (name, turns, epsilon), each in cells.items()
-    ]
-    print(markdown(["set", "turns", "ε", *labels], lines), end="")
+    show(cells, [*BASELINES, *(plan_label(label, sized=sized) for label in SECRETS for sized in (False, True))])
     compared = (
         ("nothing", "anything, nothing secret"), ("nothing", "full batch"), ("nothing", "poisson"),
         ("poisson or bins", "poisson"), ("poisson or bins", "anything"),
     )  # fmt: skip
-    for (secret, label), sized in product(compared, (False, True)):
-        for which, chosen in (("all", SETS), ("linear", [n for n in SETS if "+" not in n]), ("held out", HELD_OUT)):
-            lost = [
-                behind(each[label]["test"], each[plan_label(secret, sized=sized)]["test"])
-                for (name, *_), each in cells.items() if name in chosen
-            ]  # fmt: skip
-            if lost:
-                print(summary(f"{plan_label(secret, sized=sized)}, behind {label}, {which}", lost))
+    groups = (("all", SETS), ("linear", [name for name in SETS if "+" not in name]), ("held out", HELD_OUT))
+    for (secret, label), sized, (which, chosen) in product(compared, (False, True), groups):
+        plan = plan_label(secret, sized=sized)
+        lost = [behind(each, label, plan) for (name, *_), each in cells.items() if name in chosen]
+        if lost:
+            print(summary(f"{plan}, behind {label}, {which}", lost))
     proxies = list(dict.fromkeys(proxy for each in PROXIES.values() for proxy in each))
-    baseline, plan = "anything, nothing secret", plan_label("nothing", sized=False)
-    kinds = list(product((1, REPEATS), proxies))
     rehearsed = {cell: each for cell, each in cells.items() if any(proxy_label(proxy, 1) in each for proxy in proxies)}
-    labels = [baseline, plan, *(proxy_label(proxy, repeats) for repeats, proxy in kinds)]
-    lines = [
-        [
-            name,
-            str(turns),
-            f"{epsilon:g}",
-            *(f"{100 * np.mean(each[label]['test']):.1f}" if label in each else "–" for label in labels),
-        ]
-        for (name, turns, epsilon), each in rehearsed.items()
-    ]
-    print(markdown(["set", "turns", "ε", *labels], lines), end="")
+    tried = {proxy_label(proxy, repeats): (proxy, repeats) for repeats, proxy in product((1, REPEATS), proxies)}
+    baseline, theory = "anything, nothing secret", plan_label("nothing", sized=False)
+    show(rehearsed, [baseline, theory, *tried])
     pairs: dict[str, list[tuple[float, float]]] = {}
-    for ((name, *_), each), (repeats, proxy) in product(rehearsed.items(), kinds):
-        if proxy_label(proxy, repeats) in each:
-            found, theory = (
-                behind(each[baseline]["test"], each[k]["test"]) for k in (proxy_label(proxy, repeats), plan)
-            )
-            pairs.setdefault(f"{relation(proxy, name)}, repeats: {repeats}", []).append((found, theory))
+    for ((name, *_), each), (label, (proxy, repeats)) in product(rehearsed.items(), tried.items()):
+        if label in each:
+            title = f"{relation(proxy, name)}, repeats: {repeats}"
+            pairs.setdefault(title, []).append((behind(each, baseline, label), behind(each, baseline, theory)))
     for title, both in pairs.items():
-        for who, place in (("rehearsed", 0), ("theory", 1)):
+        for place, who in enumerate(("rehearsed", "theory")):
             print(summary(f"{title}, {who}", [pair[place] for pair in both]))
+
+
+def show(cells: dict[Cell, dict[str, Any]], labels: Sequence[str]) -> None:
+    """Mean accuracies in percent, a row for each cell; a dash for what was not judged there."""
+    rows = [
+        [name, str(turns), f"{epsilon:g}"]
+        + [f"{100 * np.mean(each[label]['test']):.1f}" if label in each else "–" for label in labels]
+        for (name, turns, epsilon), each in cells.items()
+    ]
+    print(markdown(["set", "turns", "ε", *labels], rows), end="")
 
 
 def summary(title: str, lost: Sequence[float]) -> str:

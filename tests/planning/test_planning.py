@@ -1,5 +1,7 @@
 """The planner: its theory against plain simulation, its candidates within the limits, and what it prints runs."""
 
+import contextlib
+import io
 import json
 import math
 import re
@@ -163,7 +165,8 @@ def test_a_spectrum_keeps_its_eigenvalues() -> None:
 def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(ranked, ranked_with_secrets) -> None:
     assert [one.kind for one in ranked_with_secrets] == list(dict.fromkeys(one.kind for one in ranked_with_secrets))
     assert {one.kind for one in ranked} == {
-        "dp-sgd, everybody in each round", "dp-sgd, none", "lambda-cgd, none", "banded-toeplitz, none"
+        "dp-sgd, everybody in each round", "dp-sgd, nothing secret", "lambda-cgd, nothing secret",
+        "banded-toeplitz, nothing secret",
     }  # fmt: skip
     more = [one for one in ranked_with_secrets if one.kind not in {other.kind for other in ranked}]
     assert sorted(one.recipe.sampling for one in more) == ["b-min-sep", "balls-in-bins", "poisson"]
@@ -227,6 +230,8 @@ def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> Non
     assert verdict([level, plain]).startswith("Correlated noise brings nothing here: dp-sgd, everybody in each round")
     assert "is as good" in verdict([level, plain])
     assert "is better" in verdict([plain, replace(better, outcome=replace(better.outcome, loss=0.6))])
+    few = [replace(one, outcome=replace(one.outcome, loss=loss)) for one, loss in ((better, 0.0021), (plain, 0.0044))]
+    assert "0.0021 of the loss is left with lambda-cgd, nothing secret, and 0.0044" in verdict(few)
     assert verdict([plain]).startswith("There is nothing to correlate")
     for loss, words in (
         (150.0, r"more loss than it began with \(150 times as much"),
@@ -244,7 +249,10 @@ def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> Non
 def test_the_python_it_prints_is_the_plan(ranked_with_secrets) -> None:
     for one in ranked_with_secrets:
         names: dict[str, object] = {}
-        exec(as_python(one, QUESTION, clip_norm=0.5), names)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(as_python(one, QUESTION, clip_norm=0.5), names)
+        said = rf"ε ≤ (1|0\.9\d+) at δ = 1e-05 \(zero out one user; sampling: {one.recipe.sampling}; "
+        assert re.match(said, printed.getvalue())
         plan = names["plan"]
         assert isinstance(plan, Plan)
         assert plan.participation == one.recipe.participation
@@ -259,7 +267,7 @@ def test_the_strategy_it_prints_descends_as_planned() -> None:
         text = as_python(
             PlannedRecipe(recipe, LambdaCGD(0.8), 1.0, Outcome(3.0, 1.0, 1.0, 0.5)), QUESTION, clip_norm=2.0
         )
-        strategy = eval(text.rpartition("# In Flower: ")[2], {"FedAvgM": FedAvgM, "scheduled": scheduled})
+        strategy = eval(text.rpartition(", inner = ")[2], {"FedAvgM": FedAvgM, "scheduled": scheduled})
         assert (strategy.min_train_nodes, strategy.server_learning_rate, strategy.server_momentum) == (120, 1.5, 0.9)
         falls = getattr(strategy, "rate_schedule", "constant over 30 rounds")
         assert falls.startswith(f"{schedule} over 30 rounds")
@@ -330,7 +338,8 @@ def test_the_command_prints_a_table_python_and_a_run_configuration() -> None:
         "dp-sgd",
         "expects to be left",
         "Plan.calibrated(",
-        "--run-config '",
+        "flwr run simulations --stream --run-config '",
+        "a task of 600 users",
         "kept secret: nothing",
     ):
         assert words in result.stdout
