@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedcgd.ledger import attempts
 from fedcgd.ledger.registry import Registry
+from fedcgd.ledger.run_lock import RunLock
 from fedcgd.ledger.store import StoredRun, checkpoint, connect, reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
