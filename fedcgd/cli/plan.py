@@ -23,8 +23,10 @@ from fedcgd.planning import (
     as_run_config,
     is_hopeless,
     plan_recipes,
+    recommended,
     rehearse,
     verdict,
+    with_more_turns,
 )
 from fedcgd.planning.planner import as_part
 from fedcgd.planning.rehearsal import Train
@@ -70,9 +72,15 @@ def plan_command(
     classes: Annotated[
         int | None, typer.Option(help="Outputs of a linear model, as softmax regression; with --features.")
     ] = None,
-    features: Annotated[int | None, typer.Option(help="Inputs of a linear model, scaled to norm 1.")] = None,
+    features: Annotated[
+        int | None,
+        typer.Option(help="Inputs of a linear model, without a bias; examples have norm 1."),
+    ] = None,
     uncentred: Annotated[
         bool, typer.Option("--uncentred", help="Those inputs have a mean far from zero, as raw pixels have.")
+    ] = False,
+    network: Annotated[
+        bool, typer.Option("--network", help="The model is a network that is trained whole, and not a linear model.")
     ] = False,
     proxy: Annotated[
         str | None,
@@ -111,6 +119,7 @@ def plan_command(
         turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,
         spectrum=_public(spectrum, sure=spectrum_is_public),
         model=_linear(classes, features, uncentred),
+        network=network,
     )  # fmt: skip
     if proxy is None and (record is not None or repeats != 1 or processes != 1):
         raise ValueError(
@@ -127,14 +136,19 @@ def plan_command(
         )
         if plot is not None:
             draw(plot, _frontier(question, say))
+        more = None
+        if train is None:
+            say("twice the turns")
+            more = with_more_turns(question, ranked)
     if json:
         print_json(
             budget(epsilon, delta)
             | ({} if train is not None else {"verdict": verdict(ranked)})
+            | ({} if more is None else {"loss_with_twice_the_turns": more.outcome.loss})
             | {"users": users, "recipes": [figures(one, question, clip_norm) for one in ranked]}
         )
     else:
-        show(ranked, question, clip_norm)
+        show(ranked, question, clip_norm, more)
 
 
 def _linear(classes: int | None, features: int | None, uncentred: bool) -> LinearModel | None:
@@ -193,8 +207,10 @@ def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dic
     }
 
 
-def show(ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float) -> None:
-    """The recipes as a table, and the best one as Python and as a run configuration."""
+def show(
+    ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float, more: PlannedRecipe | None = None
+) -> None:
+    """The recipes as a table, and one as Python and as a run configuration; `more` has twice the turns, and is better."""
     secret = " or ".join(question.secret) or "nothing"
     console.print(
         f"{question.users} users, ε = {question.epsilon:g} at δ = {question.delta:g}; adjacency: {ADJACENCY}; "
@@ -235,11 +251,19 @@ def show(ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float) 
         if is_hopeless(ranked):
             console.print("So none is recommended, and none is printed as a program. --json has them all.")
             return
+        if more is not None:
+            console.print(
+                f"Turns are work, and cost no privacy: with --turns {2 * question.turns} and nothing secret theory expects "
+                f"{as_part(more.outcome.loss)} to be left, with {more.recipe.mechanism}.",
+                soft_wrap=True, highlight=False,
+            )  # fmt: skip
+    chosen = ranked[0] if rehearsed else recommended(ranked)
+    which = "The first" if chosen is ranked[0] else f"The simplest that is as good, {chosen.kind},"
     for title, text in (
-        ("The first as Python:", as_python(ranked[0], question, clip_norm=clip_norm)),
+        (f"{which} as Python:", as_python(chosen, question, clip_norm=clip_norm)),
         (
-            f"The first for the simulation app, with a task of {question.users} users:",
-            f"flwr run simulations --stream --run-config '{as_run_config(ranked[0], question, clip_norm=clip_norm)}'",
+            f"The same for the simulation app, with a task of {question.users} users:",
+            f"flwr run simulations --stream --run-config '{as_run_config(chosen, question, clip_norm=clip_norm)}'",
         ),
     ):
         console.print(f"\n[bold]{title}[/bold]")

@@ -1,7 +1,7 @@
 """The best recipe at an ε: who takes part when, with which noise, and how the model is moved. It looks at public numbers only."""
 
 from fedcgd.planning.landscape import LinearModel
-from fedcgd.planning.planner import PlannedRecipe, is_hopeless, plan_recipes, verdict
+from fedcgd.planning.planner import PlannedRecipe, is_hopeless, plan_recipes, recommended, verdict, with_more_turns
 from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
@@ -22,6 +22,8 @@ __all__ = [
     "as_run_config",
     "is_hopeless",
     "plan_recipes",
+    "recommended",
     "rehearse",
     "verdict",
+    "with_more_turns",
 ]

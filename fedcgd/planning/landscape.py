@@ -1,7 +1,7 @@
 """The loss that recipes are compared on: a quadratic, by a spectrum of public data, by the size of a linear model, or typical."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,10 @@ _SHARED = 0.9
 """Of a linear model: direction i of the inputs has a share ∝ i^−_INPUT_DECAY of their square norm; of the loss log(classes),
 _LINEAR_ENERGY can be won, in parts ∝ i^−_LINEAR_ENERGY_DECAY. Of inputs that are not centred, _SHARED is the same for all. Found
 by trying on eleven sets; what they are matters little (docs/guides/planning.md)."""
+
+NETWORK_FALL = 4.0
+"""Of a network: how many times as large its curvature is in the first round as in the last, by the same factor each round.
+Found by trying 2 to 16 on fourteen sets (docs/guides/planning.md)."""
 
 _EXACT = 8  # directions that are counted one by one; the others are put together, more and more of them
 _BINS = 16
@@ -59,12 +63,19 @@ class Landscape:
     eigenvalues: Vector
     counts: Vector
     energies: Vector
+    fall: float = 1.0
+    """How many times as large all curvature is in the first round, from where it falls to `eigenvalues` by the last."""
 
     @staticmethod
     def typical() -> "Landscape":
         """That of a typical model, by power laws."""
         middle, counts = _directions(DIRECTIONS)
         return Landscape(LARGEST / middle, counts, ENERGY * middle**-ENERGY_DECAY)
+
+    @staticmethod
+    def network() -> "Landscape":
+        """The typical one, steeper at first: so the noise of late rounds is damped less, and a falling rate is worth more."""
+        return replace(Landscape.typical(), fall=NETWORK_FALL)
 
     @staticmethod
     def linear(model: LinearModel) -> "Landscape":

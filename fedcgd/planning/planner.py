@@ -36,6 +36,8 @@ _NEARLY = 1.2  # of the least loss: what theory may be wrong about
 
 _NEXT_TO_NOTHING = 0.97  # of the loss that can be won is left
 
+_MUCH = 0.9  # of the loss: what twice the work should bring
+
 LEVEL = 0.02
 """Recipes whose losses differ by no more than this part are as good: theory is not better than that."""
 
@@ -148,6 +150,36 @@ def is_hopeless(ranked: Sequence[PlannedRecipe]) -> bool:
     return ranked[0].outcome.loss >= _NEXT_TO_NOTHING
 
 
+def recommended(ranked: Sequence[PlannedRecipe]) -> PlannedRecipe:
+    """The first, or the best DP-SGD where correlated noise brings nothing: neither a smaller loss nor one secret less.
+
+    Args:
+        ranked: what `plan_recipes` returned.
+    """
+    first, plain = ranked[0], next((one for one in ranked if not one.correlated), ranked[0])
+    level = plain.outcome.loss * (1 - LEVEL) < first.outcome.loss
+    return plain if level and not _keeps_less(first, plain) else first
+
+
+def _keeps_less(one: PlannedRecipe, other: PlannedRecipe) -> bool:
+    """Whether the rounds of `other` have to be secret, and those of `one` have not."""
+    return one.recipe.sampling == "none" != other.recipe.sampling
+
+
+def with_more_turns(question: Question, ranked: Sequence[PlannedRecipe]) -> PlannedRecipe | None:
+    """The best recipe with nothing secret and twice the turns, if theory expects it to be much better.
+
+    ε is of the whole run: turns are work, and cost no privacy.
+
+    Args:
+        question: what was asked.
+        ranked: what `plan_recipes` returned.
+    """
+    now = min((one.outcome.loss for one in ranked if one.recipe.sampling == "none"), default=math.inf)
+    more = plan_recipes(replace(question, secret=(), turns=2 * question.turns))[0]
+    return more if more.outcome.loss < _MUCH * now else None
+
+
 def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     """Whether correlated noise is worth it here, in a sentence.
 
@@ -172,6 +204,11 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     if plain is None:
         return "No DP-SGD is possible within these limits."
     gain = 1 - correlated.outcome.loss / plain.outcome.loss
+    if abs(gain) < LEVEL and _keeps_less(correlated, plain):
+        return (
+            f"Correlated noise needs no secret here: {as_part(correlated.outcome.loss)} of the loss is left with "
+            f"{correlated.kind}, and {as_part(plain.outcome.loss)} with {plain.kind}."
+        )
     if gain < LEVEL:
         level = "as good" if gain > -LEVEL else "better"
         return (

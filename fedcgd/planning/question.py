@@ -27,9 +27,10 @@ class Question:
         buffers: vectors of the model's size that there is room for to correlate noise; regenerated noise needs none, but time.
         spectrum: eigenvalues of the loss on *public* data like the private ones, in units of the clip norm; default: typical.
         model: a linear model's size, if it is one: the learning rate is then planned for it.
+        network: whether it is a network, whose curvature falls as it trains.
 
     Raises:
-        ValueError: for numbers out of range, limits that leave no run, and a spectrum beside a model.
+        ValueError: for numbers out of range, limits that leave no run, and more than one of spectrum, model and network.
     """
 
     users: int
@@ -42,6 +43,7 @@ class Question:
     buffers: int = 32
     spectrum: Spectrum | None = None
     model: LinearModel | None = None
+    network: bool = False
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
@@ -60,8 +62,10 @@ class Question:
             raise ValueError(
                 f"delta must be below 1/users = {1 / self.users:.3g}, got {self.delta}: otherwise a run may publish a user whole"
             )
-        if self.spectrum is not None and self.model is not None:
-            raise ValueError("a spectrum says more than a linear model's size does: give one of the two")
+        if [self.spectrum is not None, self.model is not None, self.network].count(True) > 1:
+            raise ValueError(
+                "a spectrum, a linear model's size and that it is a network each stand for the loss: give one of them"
+            )
         if self.max_rounds is not None and self.least_steps > self.max_rounds:
             raise ValueError(
                 f"{self.users} users in cohorts of at most {self.max_cohort} need {self.least_steps} rounds for one turn each, "
@@ -78,4 +82,6 @@ class Question:
         """The loss that recipes are compared on."""
         if self.spectrum is not None:
             return Landscape.of(self.spectrum)
-        return Landscape.typical() if self.model is None else Landscape.linear(self.model)
+        if self.model is not None:
+            return Landscape.linear(self.model)
+        return Landscape.network() if self.network else Landscape.typical()

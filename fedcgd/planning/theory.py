@@ -93,8 +93,9 @@ def _losses(
     """(expected loss, variance of the last model in a flat direction) at each first learning rate."""
     curvatures = np.concatenate([[0.0], landscape.eigenvalues])
     left, weights = _last_model(
-        recipe.rounds, recipe.workload.rates(recipe.rounds).tobytes(), recipe.momentum, rates, curvatures.tobytes()
-    )
+        recipe.rounds, recipe.workload.rates(recipe.rounds).tobytes(), recipe.momentum, rates, curvatures.tobytes(),
+        landscape.fall,
+    )  # fmt: skip
     shape = (len(rates), len(curvatures))
     with np.errstate(over="ignore", invalid="ignore"):
         kept = transposed_inverse(mechanism, recipe.rounds, weights)
@@ -111,12 +112,12 @@ def _losses(
 
 @lru_cache(maxsize=64)
 def _last_model(
-    rounds: int, shape: bytes, momentum: float, rates: tuple[float, ...], curvatures: bytes
+    rounds: int, shape: bytes, momentum: float, rates: tuple[float, ...], curvatures: bytes, fall: float
 ) -> tuple[Vector, Matrix]:
     """(ρ, a) for each pair of a rate and a curvature, shapes (pairs,) and (rounds, pairs).
 
     Backwards through v ← βv − μe + noise, e ← e + ηv: what one unit of e and of v, and so of noise, before a round makes of e at
-    the end.
+    the end. Curvature is `fall` times as large in the first round as in the last.
     """
     etas = np.frombuffer(shape)[:, None] * np.repeat(np.array(rates), len(curvatures) // 8)[None, :]
     mu = np.tile(np.frombuffer(curvatures), len(rates))
@@ -127,6 +128,7 @@ def _last_model(
             entering = of_velocity + etas[t] * of_position
             np.clip(entering, -_UNSTABLE, _UNSTABLE, out=entering)
             weights[t] = entering
-            of_position = np.clip(of_position - mu * entering, -_UNSTABLE, _UNSTABLE)
+            steeper = fall ** (1 - t / max(1, rounds - 1))
+            of_position = np.clip(of_position - steeper * mu * entering, -_UNSTABLE, _UNSTABLE)
             of_velocity = momentum * entering
     return of_position, weights

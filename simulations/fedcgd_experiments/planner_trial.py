@@ -348,12 +348,13 @@ def judge_command(out: Path, only: str | None = None) -> None:
                 recipe, progress, validation = max((t for t in tuned if allowed(t[0])), key=lambda t: max(t[2]))
                 rate = progress[int(np.argmax(validation))] / unit_progress(recipe)
                 found[label] = {"recipe": asdict(recipe), "test": judged(data, recipe, rate, epsilon)}
-        for (label, secret), model in product(SECRETS.items(), dict.fromkeys((None, model_of(data)))):
-            title = plan_label(label, sized=model is not None)
+        for (label, secret), known in product(SECRETS.items(), (False, True)):
+            title = plan_label(label, known=known)
             if title not in done:
                 question = Question(
-                    users=len(data.x[0]), epsilon=epsilon, delta=DELTA, secret=secret, turns=turns, model=model
-                )
+                    users=len(data.x[0]), epsilon=epsilon, delta=DELTA, secret=secret, turns=turns,
+                    model=model_of(data) if known else None, network=known and bool(data.hidden),
+                )  # fmt: skip
                 found[title] = one_try(data, question, planner.plan_recipes)
         if found:
             keep(out, (name, turns, epsilon), found)
@@ -402,7 +403,7 @@ def rehearse_command(out: Path, only: str | None = None, repeats: int = 1) -> No
     """Networks: what is best on a proxy, nothing secret, on the seeds that the plan of theory was tested with."""
     for (turns, epsilon), name in product(CELLS, [only] if only else PROXIES):
         done = judgements(read(out)).get((name, turns, epsilon), {})
-        seeds = TEST_SEEDS[: len(done.get(plan_label("nothing", sized=False), {"test": []})["test"])]
+        seeds = TEST_SEEDS[: len(done.get(plan_label("nothing", known=False), {"test": []})["test"])]
         for proxy in PROXIES[name]:
             if not seeds or proxy_label(proxy, repeats) in done:
                 continue
@@ -434,9 +435,9 @@ def behind(judged: dict[str, Any], label: str, planned: str) -> float:
     return 100 * float(np.mean(best[:both]) - np.mean(plan[:both]))
 
 
-def plan_label(secret: str, *, sized: bool) -> str:
-    """What the judgement of a plan is called."""
-    return f"plan{', size known' if sized else ''}, secret: {secret}"
+def plan_label(secret: str, *, known: bool) -> str:
+    """What the judgement of a plan is called that knows a linear model's size, or that the model is a network."""
+    return f"plan{', size known' if known else ''}, secret: {secret}"
 
 
 def judgements(records: Sequence[dict[str, Any]]) -> dict[Cell, dict[str, Any]]:
@@ -482,24 +483,22 @@ def table_command(out: Path) -> None:
     """The judgements as a table in Markdown: accuracies in percent, and how far the plan is behind each."""
     cells = judgements(read(out))
     cells = {cell: each for cell, each in cells.items() if cell[0] != "hastie+net"}  # which nothing learned
-    for each in cells.values():
-        for secret in SECRETS:  # of a network the size does not change the plan
-            each.setdefault(plan_label(secret, sized=True), each[plan_label(secret, sized=False)])
-    show(cells, [*BASELINES, *(plan_label(label, sized=sized) for label in SECRETS for sized in (False, True))])
+    show(cells, [*BASELINES, *(plan_label(label, known=known) for label in SECRETS for known in (False, True))])
     compared = (
         ("nothing", "anything, nothing secret"), ("nothing", "full batch"), ("nothing", "poisson"),
         ("poisson or bins", "poisson"), ("poisson or bins", "anything"),
     )  # fmt: skip
-    groups = (("all", SETS), ("linear", [name for name in SETS if "+" not in name]), ("held out", HELD_OUT))
-    for (secret, label), sized, (which, chosen) in product(compared, (False, True), groups):
-        plan = plan_label(secret, sized=sized)
+    linear, networks = ([name for name in SETS if ("+" in name) == hidden] for hidden in (False, True))
+    groups = (("all", SETS), ("linear", linear), ("networks", networks), ("held out", HELD_OUT))
+    for (secret, label), known, (which, chosen) in product(compared, (False, True), groups):
+        plan = plan_label(secret, known=known)
         lost = [behind(each, label, plan) for (name, *_), each in cells.items() if name in chosen]
         if lost:
             print(summary(f"{plan}, behind {label}, {which}", lost))
     proxies = list(dict.fromkeys(proxy for each in PROXIES.values() for proxy in each))
     rehearsed = {cell: each for cell, each in cells.items() if any(proxy_label(proxy, 1) in each for proxy in proxies)}
     tried = {proxy_label(proxy, repeats): (proxy, repeats) for repeats, proxy in product((1, REPEATS), proxies)}
-    baseline, theory = "anything, nothing secret", plan_label("nothing", sized=False)
+    baseline, theory = "anything, nothing secret", plan_label("nothing", known=False)
     show(rehearsed, [baseline, theory, *tried])
     pairs: dict[str, list[tuple[float, float]]] = {}
     for ((name, *_), each), (label, (proxy, repeats)) in product(rehearsed.items(), tried.items()):

@@ -18,7 +18,18 @@ from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.cli import app
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd.optimisation import catalogue
-from fedcgd.planning import LinearModel, Question, Recipe, as_python, as_run_config, is_hopeless, plan_recipes, verdict
+from fedcgd.planning import (
+    LinearModel,
+    Question,
+    Recipe,
+    as_python,
+    as_run_config,
+    is_hopeless,
+    plan_recipes,
+    recommended,
+    verdict,
+    with_more_turns,
+)
 from fedcgd.planning.landscape import DIRECTIONS, Landscape
 from fedcgd.planning.planner import PlannedRecipe, _steps
 from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
@@ -147,7 +158,7 @@ def test_inputs_that_have_much_in_common_take_a_larger_rate() -> None:
         (lambda: LinearModel(classes=2, features=0), "features must be a whole number of at least 1, got 0"),
         (
             lambda: replace(QUESTION, model=LinearModel(classes=2, features=4), spectrum=Spectrum.of([0.3])),
-            "give one of the two",
+            "give one of them",
         ),
     ],
 )
@@ -389,3 +400,40 @@ def test_one_participation_only_is_the_question_of_an_epoch() -> None:
         one.recipe.participation == Participation(rounds=one.recipe.steps, min_separation=one.recipe.steps)
         for one in found
     )
+
+
+def test_a_network_is_planned_with_a_rate_that_falls_where_noise_would_stay() -> None:
+    """Its curvature falls as it trains: what late rounds add is damped less than a typical landscape says."""
+    typical = Question(users=1260, epsilon=1.0, delta=1e-5, turns=5)
+    assert plan_recipes(typical)[0].recipe.schedule == "constant"
+    network = plan_recipes(replace(typical, network=True))[0].recipe
+    assert (network.schedule, network.momentum) == ("linear", 0.9)
+    with pytest.raises(ValueError, match="give one of them"):
+        replace(typical, network=True, model=LinearModel(classes=10, features=64))
+
+
+def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -> None:
+    question = Question(users=1260, epsilon=1.0, delta=1e-5, turns=20, model=LinearModel(classes=10, features=64))
+    ranked = plan_recipes(question)
+    plain = next(one for one in ranked if not one.correlated)
+    correlated = next(one for one in ranked if one.correlated)
+
+    def with_loss(one: PlannedRecipe, loss: float) -> PlannedRecipe:
+        return replace(one, outcome=replace(one.outcome, loss=loss))
+
+    better, level = with_loss(correlated, 0.1), with_loss(plain, 0.101)
+    assert recommended([better, level]) is level
+    assert "brings nothing" in verdict([better, level])
+    assert recommended([better, with_loss(plain, 0.11)]) is better
+    secret = replace(level, recipe=replace(plain.recipe, sampling="poisson"))
+    assert recommended([better, secret]) is better  # one secret less
+    assert "needs no secret" in verdict([better, secret])
+
+
+def test_more_turns_are_spoken_of_where_they_bring_much() -> None:
+    few = Question(users=1260, epsilon=4.0, delta=1e-5, turns=1)
+    more = with_more_turns(few, plan_recipes(few))
+    assert more is not None
+    assert more.recipe.turns == 2
+    many = replace(few, epsilon=1.0, turns=100)
+    assert with_more_turns(many, plan_recipes(many)) is None
