@@ -23,13 +23,14 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ORDERS = (2, 4, 6, 8, 10, 12, 16)
 _TRIED = 400  # tuples for the choice of r
-_LEAST_ACCEPTED = 0.05
+_LEAST_ACCEPTED = 0.01
 _ROUNDING = 1e-8  # double precision changes log S by less
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _KEPT = 0.8  # the part of draws from which on the others are followed along
 _REACH, _STEP = 6.0, 1.0  # of the integral
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
 _NUMBERS = 2**20  # in one block of draws
+_TUPLES = 2**22  # numbers of tuples that are drawn at a time
 _NOT_CAPPED = 1e280  # weights below it are those of exponents below 700
 
 
@@ -95,9 +96,7 @@ class RemoveSampler:
         n, likely = columns.rounds, max(self.accepted, _LEAST_ACCEPTED / 4)
 
         def block(generator: np.random.Generator, size: int) -> tuple[Matrix, Vector]:
-            tried = math.ceil(size / likely)
-            means, shares = self.tuples.draw(generator, tried)
-            means = means[:, generator.random(tried) < shares]
+            means, shares = self._accepted(generator, math.ceil(size / likely))
             z = generator.standard_normal(means.shape)
             length = np.linalg.norm(means, axis=0)
             length[length == 0] = 1.0  # nobody took part: nothing to integrate along
@@ -115,6 +114,17 @@ class RemoveSampler:
             values = np.ones((len(epsilons), 1))  # nothing was accepted: the worst there is
         values = np.minimum(values * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
         return values, np.minimum(shares * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
+
+    def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Matrix, Vector]:
+        """Of so many tuples the means of those that are accepted, and the probabilities of all; some at a time, for memory."""
+        at_once = max(1, _TUPLES // (self.tuples.columns.rounds * self.tuples.order))
+        means, shares = [], []
+        for start in range(0, tried, at_once):
+            count = min(at_once, tried - start)
+            drawn, probabilities = self.tuples.draw(generator, count)
+            means.append(drawn[:, generator.random(count) < probabilities])
+            shares.append(probabilities)
+        return np.concatenate(means, axis=1), np.concatenate(shares)
 
     def _integrals(self, x: Matrix, slope: Matrix, start: Vector, epsilons: Vector) -> Matrix:
         """∫ φ(t)·g(S(x + t·slope)/a) dt for each a = e^ε, from above, as S grows with t."""
