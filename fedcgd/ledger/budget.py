@@ -1,8 +1,8 @@
 """A budget for people across runs: who was in earlier runs may be in the next one only as far as ε of all of them allows."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
+_MOST_NOISE = 1e4
+"""Times the plan's noise: a run that is refused with so much more would be of no use."""
+_PRECISION = 1e-4
+"""Of the noise with which users are admitted."""
+
 
 @dataclass(frozen=True)
 class Admission:
@@ -24,12 +29,17 @@ class Admission:
         refused: their ids.
         configuration: what the run's configuration keeps about the budget (no users).
         cost: the least ε of earlier runs and this one together that a refused user would have; ∞ if nobody is refused.
+        full_cost: the largest one: a joint budget that refuses nobody; 0 if nobody is refused.
+        room: the largest ε, at the plan's δ, of a run that would refuse nobody; 0 if there is none. None if nobody is refused,
+            and where a secret sampling counts, of which each ε takes long to find.
         notes: what the operator has to know about the earlier runs, and what changes no ε.
     """
 
     refused: frozenset[str]
     configuration: dict[str, Any]
     cost: float = math.inf
+    full_cost: float = 0.0
+    room: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -120,7 +130,7 @@ class JointBudget:
         users = frozenset[str]().union(*(run.users for run in runs))
         inside = {user: tuple(i for i in together.of(user) if i != last) for user in users}
         over = {group for group in set(inside.values()) if not together.admits(last, group)}
-        cost = min((together.epsilon([*group, last], self.delta) for group in over), default=math.inf)
+        costs = [together.epsilon([*group, last], self.delta) for group in over]
         nobody_asked = tuple(i for i in together.of(None) if i != last)
         if not together.admits(last, nobody_asked):
             epsilon = together.epsilon([*nobody_asked, last], self.delta)
@@ -130,7 +140,38 @@ class JointBudget:
                 "smaller ε"
             )
         refused = frozenset(user for user in users if inside[user] in over)
-        return Admission(refused, {BUDGET: description}, cost, tuple(notes))
+        return Admission(
+            refused=refused,
+            configuration={BUDGET: description},
+            cost=min(costs, default=math.inf),
+            full_cost=max(costs, default=0.0),
+            room=_room([*runs, new], over),
+            notes=tuple(notes),
+        )
+
+
+def _room(runs: Sequence[RecordedRun], groups: Set[tuple[int, ...]]) -> float | None:
+    """`Admission.room` for the last of the runs, if users in the earlier ones of each of `groups` are to be in it too."""
+    *earlier, new = runs
+    if not groups or any(run.sampled for run in runs):
+        return None
+
+    def admits(noise_multiplier: float) -> bool:
+        plan = replace(new.plan, noise_multiplier=noise_multiplier)
+        together = RunComposition([*earlier, replace(new, plan=plan)])
+        return all(together.admits(len(earlier), group) for group in groups)
+
+    too_little = new.plan.noise_multiplier
+    enough = too_little * _MOST_NOISE
+    if not admits(enough):
+        return 0.0
+    while enough > too_little * (1 + _PRECISION):
+        middle = math.sqrt(too_little * enough)
+        if admits(middle):
+            enough = middle
+        else:
+            too_little = middle
+    return replace(new.plan, noise_multiplier=enough).guarantee().epsilon
 
 
 def _check_earlier(run: RecordedRun, key: NoiseKey) -> None:

@@ -116,7 +116,7 @@ class Ledger(Closable):
         try:
             opened = cls._open(path, plan, configuration, key, purpose)
         except ValueError:
-            _discard_unused(key)
+            discard_unused(key)
             raise
         key.keep_file()
         return opened
@@ -424,7 +424,7 @@ class Ledger(Closable):
             yield
 
 
-def _discard_unused(key: NoiseKey) -> None:
+def discard_unused(key: NoiseKey) -> None:
     """Delete the file of a key that was made for a run which is refused, so that nobody takes it for that run's.
 
     Not if the register has a run that began since: another process may have found the file.

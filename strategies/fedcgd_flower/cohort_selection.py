@@ -4,11 +4,13 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Context
 
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedcgd.ledger import JointBudget, Ledger
+from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.ledger import Admission, JointBudget, Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
 from fedcgd.participation import Participation
@@ -32,8 +34,8 @@ class CohortSelector:
     def __init__(
         self, participation: Participation, cohort: "CohortSettings", patience: float, budget: JointBudget | None
     ) -> None:
-        self.refused: frozenset[str] = frozenset()
-        """Users whose earlier runs leave too little of `budget`."""
+        self.admission: Admission | None = None
+        """Whose earlier runs leave too little of `budget`."""
         self.over_budget = 0
         """How many of them were there at the last look."""
         self._participation = participation
@@ -58,7 +60,8 @@ class CohortSelector:
     ) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
 
-        Raises ValueError if fewer users than expected are there before the first round, or nodes whose users nobody knows.
+        Raises ValueError if fewer users than expected are there before the first round, or nodes whose users nobody knows; if it
+        is the joint budget that refuses the others, without waiting for what cannot come.
         """
         began = changed = tell_at = time.monotonic()
         there: tuple[int, int, int] | None = None
@@ -75,6 +78,10 @@ class CohortSelector:
             before, there = there, (directory.connected, len(directory.unable), len(nodes))
             changed = changed if there == before else now
             deadline = began + self._patience
+            if self._is_short_by_budget(round, len(nodes)) and not self._nodes_missing(directory, grid):
+                # In a simulation all are there. Elsewhere others may still connect, but hardly after a cohort all refused.
+                at_once = is_simulation(grid) or (not nodes and self.over_budget >= self._cohort.size)
+                deadline = now if at_once else min(deadline, changed + _SETTLED)
             if _is_final(directory, grid):
                 deadline = min(deadline, changed + _SETTLED)
             if now >= deadline:
@@ -143,10 +150,35 @@ class CohortSelector:
                 f"left out of the run ({there}).{why} To begin without them, say how many users "
                 f"are enough: expected_users={users}"
             )
+        if self._is_short_by_budget(0, users):
+            return self._beyond_budget(users)
         missing = self._missing(directory)
         return (
             f"{there} {waited}, and {self._cohort.expected_users} are expected ({self._cohort.expected_source})"
             f"{missing and '; '}{missing}. {self._remedy(users, directory)}"
+        )
+
+    def _is_short_by_budget(self, round: int, users: int) -> bool:
+        """Whether the first round could begin, as far as the number of users goes, if the joint budget refused nobody."""
+        return not round and users < self._cohort.expected_users <= users + self.over_budget
+
+    def _beyond_budget(self, users: int) -> str:
+        """That the joint budget leaves too few users for the first round, and what helps."""
+        budget, admission = self._budget, self.admission
+        assert budget is not None
+        assert admission is not None
+        smaller = "a plan with a smaller ε (fedcgd ledger compose says what the earlier runs cost)"
+        if admission.room is not None:
+            smaller = f"a plan of at most ε = {_rounded_down(admission.room)} for this run"
+        helps = "" if admission.room == 0 else f"{smaller}, "
+        there = so_many(users + self.over_budget, "user that is", "users that are")
+        cost = rounded_up(admission.full_cost)
+        return (
+            f"the joint budget leaves too few users to begin with: {self.over_budget} of the {there} there have no budget left "
+            f"after earlier runs, and {self._cohort.expected_users} are expected ({self._cohort.expected_source}). This plan and "
+            f"the earlier runs they were in would cost up to ε = {cost} together at δ = {budget.delta:g}, and the budget is ε = "
+            f"{budget.epsilon:g}. What helps: {helps}a joint budget of ε = {cost}, or people who were in no earlier run. With "
+            "another plan or budget it is another run: this one has released nothing, so that its ledger may be deleted first"
         )
 
     def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
@@ -158,6 +190,8 @@ class CohortSelector:
             )
         if not round and users >= self._cohort.expected_users and directory.silent:
             return f"{_silent(directory)} not said yet which users they host"
+        if self._is_short_by_budget(round, users):
+            return self._beyond_budget(users)
         if round or users >= self._cohort.expected_users:
             return (
                 f"{there} {at_nodes}, and round {round + 1} needs {self._cohort.size} who may take part: connect more"
@@ -195,7 +229,7 @@ class CohortSelector:
 
     def _within_budget(self, nodes: Mapping[str, NodeIds]) -> Mapping[str, NodeIds]:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
-        refused = nodes.keys() & self.refused
+        refused = nodes.keys() & (frozenset() if self.admission is None else self.admission.refused)
         self.over_budget = len(refused)
         if refused and self._budget is not None and not self._told_budget:
             self._told_budget = True
@@ -205,6 +239,11 @@ class CohortSelector:
                 f"{self._budget.delta:g}. Plan a smaller ε for this run, raise the budget, or find other users"
             )
         return {user: where for user, where in nodes.items() if user not in refused} if refused else nodes
+
+
+def _rounded_down(value: float) -> str:
+    """`value` to three significant digits, never more than it."""
+    return f"{float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value)):g}"
 
 
 def _is_final(directory: UserDirectory, grid: Grid) -> bool:

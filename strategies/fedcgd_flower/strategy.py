@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.keepers import Keepers
 from fedcgd.ledger import JointBudget, Ledger
+from fedcgd.ledger.run import discard_unused
 from fedcgd.ledger.transactions import MEMORY
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
@@ -219,8 +220,12 @@ class CorrelatedNoise(Strategy):
         configuration = settings.configuration(self._inner_settings)
         path = settings.ledger or MEMORY
         if settings.budget is not None:
-            admission = settings.budget.admission(settings.plan, key=settings.key, ledger=path)
-            self._selector.refused = admission.refused
+            try:
+                admission = settings.budget.admission(settings.plan, key=settings.key, ledger=path)
+            except ValueError:
+                discard_unused(settings.key)
+                raise
+            self._selector.admission = admission
             for text in admission.notes:
                 log_warning(text)
             if admission.refused:

@@ -4,6 +4,7 @@ import logging
 import math
 import re
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from flower_runs import node
 from flwr.serverapp.strategy import FedAvg
 from oracles_accounting import gaussian_epsilon
 from plans import make_plan
+from scipy.optimize import brentq
 from shared import record
 from sql import edit, rows
 
@@ -130,10 +132,66 @@ def test_the_budget_is_at_its_own_delta(tmp_path: Path) -> None:
 
 def test_a_run_too_few_may_take_part_in_says_why(tmp_path: Path) -> None:
     one = recorded(tmp_path / "A.db", names(0, 8))
-    with pytest.raises(ValueError, match=r"2 users are there .* 8 more have no budget left after earlier runs"):
+    with pytest.raises(ValueError, match=r"8 of the 10 users that are there have no budget left .* and 8 are expected"):
         run(tmp_path / "B.db", names(0, 10), budget=budget(8.001, one))
     with pytest.raises(IncompleteRunError, match="8 more have no budget left after earlier runs"):
         run(tmp_path / "C.db", names(0, 10), budget=budget(8.001, one), expected_users=1)
+    with pytest.raises(
+        ValueError, match="connect more nodes, or lower cohort_size"
+    ):  # without a budget too few as well
+        run(tmp_path / "D.db", names(4, 10), budget=budget(8.001, one))
+
+
+@pytest.mark.parametrize("expected_users", [None, 1])
+def test_a_budget_that_refuses_everybody_is_told_at_once_with_what_helps(
+    tmp_path: Path, expected_users: int | None
+) -> None:
+    """8 and 8 are 12.3 together, and 10 is the budget: what is left for the second is by hand, and enough."""
+    one, two, key_file = recorded(tmp_path / "A.db", names(0, 12)), tmp_path / "B.db", tmp_path / "noise.key"
+    limit = budget(10, one)
+    start = {"users": names(0, 12), "budget": limit, "patience": 60.0, "expected_users": expected_users}
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="12 of the 12 users that are there have no budget left") as refused:
+        run(two, key=NoiseKey.from_file(key_file, create=True), **start)
+    assert time.monotonic() - began < 30
+    words = str(refused.value)
+    assert "expected_users=1" not in words
+    assert "connect" not in words
+    together = gaussian_epsilon(math.sqrt(2) * mu_of(PLAN))
+    for said in re.findall(r"(?:cost up to|a joint budget of) ε = ([0-9.]+)", words):
+        assert together <= float(said) < together * 1.01
+    [room] = (float(said) for said in re.findall(r"a plan of at most ε = ([0-9.]+)", words))
+    mu = brentq(lambda mu: gaussian_epsilon(math.hypot(mu_of(PLAN), mu)) - 10, 0.01, 2)
+    assert gaussian_epsilon(mu) * 0.99 < room <= gaussian_epsilon(mu)
+
+    two.unlink()  # as the message says
+    smaller = Plan.calibrated(LambdaCGD(0.8), SILOS, clip_norm=0.5, epsilon=room, delta=DELTA)
+    _, asked = run(two, key=NoiseKey.from_file(key_file), plan=smaller, **start)
+    assert len(asked) >= 8
+    assert 9.9 < joint([one, two]).worst.planned.epsilon <= 10
+
+
+def test_what_is_left_of_a_budget_is_told_where_it_can_be_found(tmp_path: Path) -> None:
+    """Not beside a secret sampling, whose account takes long, and it is 0 where the earlier runs take everything."""
+    one, sampled = recorded(tmp_path / "A.db", ["ann"]), recorded(tmp_path / "B.db", [], plan=COINS)
+    key = NoiseKey.generate()
+    twice = recorded(tmp_path / "C.db", ["ann"])
+    assert budget(12, one, twice).admission(PLAN, key=key).room == 0
+    assert budget(20, one, twice).admission(PLAN, key=key).room is None  # nobody is refused
+    found = budget(12, one, sampled).admission(PLAN, key=key)
+    assert (found.refused, found.room) == ({"ann"}, None)
+
+
+def test_a_start_that_no_budget_admits_leaves_no_key_file(tmp_path: Path) -> None:
+    one, key_file = recorded(tmp_path / "A.db", ["ann"]), tmp_path / "noise.key"
+    with pytest.raises(ValueError, match="nobody may take part"):
+        run(tmp_path / "B.db", names(0, 8), budget=budget(7.9, one), key=NoiseKey.from_file(key_file, create=True))
+    assert not key_file.exists()
+    assert not (tmp_path / "B.db").exists()
+    NoiseKey.from_file(key_file, create=True)  # one that was there before stays
+    with pytest.raises(ValueError, match="nobody may take part"):
+        run(tmp_path / "B.db", names(0, 8), budget=budget(7.9, one), key=NoiseKey.from_file(key_file))
+    assert key_file.exists()
 
 
 def test_a_secret_sampling_before_counts_for_everybody(tmp_path: Path) -> None:
@@ -287,7 +345,7 @@ def test_a_changed_model_of_an_earlier_run_is_a_warning_and_its_releases_count(
     words = f"{path}: A.db-model-1 is not the model that was released last"
     assert joint([path]).problems == ()
     assert joint([path]).notes[0].startswith(words)
-    with pytest.raises(ValueError, match="2 more have no budget left"):
+    with pytest.raises(ValueError, match="2 of the 2 users that are there have no budget left"):
         run(tmp_path / "B.db", ["ann", "bob"], budget=budget(8.5, path), size=1)
     assert words in caplog.text
     assert verify(path).problems  # where the model is asked for, it is a problem as before
