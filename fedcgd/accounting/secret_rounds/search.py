@@ -39,6 +39,7 @@ _ADDED = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)  # of a confirmation, adding
 _REMOVING, _ADDING = 2e8, 4e8  # numbers drawn for one direction of a confirmation, about, at most
 _PATIENCE = 2.5  # times as many for an ε or a δ, and so much nearer: their noise is known, and they are asked for once
 _PRECISION = 0.07  # of δ, that more draws should not be spent on
+_CHEAP, _PRECISE = 3e7, 0.03  # numbers up to which draws take a second or two: they are spent on more
 _LARGEST_GAP = 1.0  # of the bounds on log S: beyond, draws would not show an amplification
 _TRIES = 8
 _STEPS, _SHOWN = 12, 10  # of the search at most; of it and the confirmation, about
@@ -125,8 +126,11 @@ class Pilot:
         """Draws of removing that are enough."""
         cost = self.point.question.law.rounds * self.point.likelihood.cost * self.sampler.cost
         most = int(min(_MOST, max(_FEWEST, self.point.patience * _REMOVING / cost)))
-        count, enough = _FEWEST, 1 + _PRECISION / self.point.patience
-        while count < most and self._remove(count) > enough * self._remove_mean:
+        count = _FEWEST
+        while count < most:
+            precision = _PRECISE if count * cost < _CHEAP else _PRECISION
+            if self._remove(count) <= (1 + precision / self.point.patience) * self._remove_mean:
+                break
             count += count // 3
         return min(count, most)
 
