@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
 from fedcgd.numeric import as_float
@@ -121,3 +121,8 @@ def rounded_up(value: float, digits: int = 3) -> str:
         return "∞"
     upwards = Context(prec=digits, rounding=ROUND_CEILING)
     return f"{float(upwards.create_decimal(value * (1 - 1e-9))):g}"
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """`value` to so many significant digits, never more than `value`."""
+    return f"{float(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(value)):g}"

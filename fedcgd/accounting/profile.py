@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from dataclasses import replace
-from decimal import ROUND_FLOOR, Context
 from functools import lru_cache
 
 import numpy as np
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 
 from fedcgd.accounting.accountant import Accountant, Bound, Progress
 from fedcgd.accounting.gaussian import GaussianAccountant
-from fedcgd.accounting.guarantee import Guarantee, rounded_up
+from fedcgd.accounting.guarantee import Guarantee, rounded_down, rounded_up
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.participation import Participation
 
-_TARGET = Context(prec=2, rounding=ROUND_FLOOR)  # an ε that people calibrate for
 _NEAR = 1.005  # times the target: where ε is found of a σ that was calibrated for it; beyond, a second search would be in vain
 _LARGEST_TARGET = 100.0  # that anybody calibrates for
 _POINTS = 16  # of a profile: the error of linear interpolation falls with the square
@@ -92,7 +90,7 @@ def budget_of(
 
     It is what was proven of σ: finding ε takes other draws, or another grid, and says a little more.
     """
-    target = float(_TARGET.create_decimal(found.value))
+    target = float(rounded_down(found.value, 2))  # an ε that people calibrate for
     near = 0 < target < found.value < target * _NEAR and target <= _LARGEST_TARGET
     if released < accountant.participation.rounds or not near:
         return found

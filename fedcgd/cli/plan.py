@@ -137,7 +137,7 @@ def plan_command(
         if plot is not None:
             draw(plot, _frontier(question, say))
         more = None
-        if train is None:
+        if train is None and not is_hopeless(ranked):
             say("twice the turns")
             more = with_more_turns(question, ranked)
     if json:

@@ -6,6 +6,7 @@ that of the mechanism's column-normalised form, which other numbers make best; t
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -34,10 +35,7 @@ def lambda_cgd(
         normalized: whether the sensitivity is that of the column-normalised form.
         progress: is called with how far the search is: iterations, and the objective.
     """
-
-    def error(one: LambdaCGD) -> float:
-        return _log_error(one, participation, quadratic, normalized)
-
+    error: Callable[[Toeplitz], float] = partial(_log_error, participation, quadratic, normalized)
     longest = math.log(4.0 * participation.rounds + 4.0)
     found = _search(lambda x: LambdaCGD(-math.expm1(-x)), (0.0, longest), error, progress)
     return min(LambdaCGD(0.0), found, key=error)
@@ -54,10 +52,7 @@ def nu_dp_ftrl(
         normalized: whether the sensitivity is that of the column-normalised form.
         progress: is called with how far the search is: iterations, and the objective.
     """
-
-    def error(one: NuDPFTRL) -> float:
-        return _log_error(one, participation, quadratic, normalized)
-
+    error: Callable[[Toeplitz], float] = partial(_log_error, participation, quadratic, normalized)
     ends = (math.log(1e-2 / participation.rounds), math.log(1 - 1e-6))
     return _search(lambda x: NuDPFTRL(math.exp(x)), ends, error, progress)
 
@@ -81,7 +76,7 @@ def _search(
     return make(float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-5}).x))
 
 
-def _log_error(one: Toeplitz, participation: Participation, quadratic: Quadratic, normalized: bool) -> float:
+def _log_error(participation: Participation, quadratic: Quadratic, normalized: bool, one: Toeplitz) -> float:
     mechanism = Normalized(one) if normalized else one
     loss = final_loss(mechanism, participation.rounds, quadratic)
     return math.log(loss) + 2 * math.log(sensitivity(mechanism, participation).value)

@@ -151,14 +151,24 @@ def is_hopeless(ranked: Sequence[PlannedRecipe]) -> bool:
 
 
 def recommended(ranked: Sequence[PlannedRecipe]) -> PlannedRecipe:
-    """The first, or the best DP-SGD where correlated noise brings nothing: neither a smaller loss nor one secret less.
+    """The first; of correlated noise and DP-SGD that are as good, DP-SGD, unless it alone needs a secret.
 
     Args:
         ranked: what `plan_recipes` returned.
     """
-    first, plain = ranked[0], next((one for one in ranked if not one.correlated), ranked[0])
-    level = plain.outcome.loss * (1 - LEVEL) < first.outcome.loss
-    return plain if level and not _keeps_less(first, plain) else first
+    correlated, plain = _best(ranked, correlated=True), _best(ranked, correlated=False)
+    if correlated is None or plain is None or abs(_gain(correlated, plain)) >= LEVEL:
+        return ranked[0]
+    return correlated if _keeps_less(correlated, plain) else plain
+
+
+def _best(ranked: Sequence[PlannedRecipe], *, correlated: bool) -> PlannedRecipe | None:
+    return next((one for one in ranked if one.correlated == correlated), None)
+
+
+def _gain(one: PlannedRecipe, other: PlannedRecipe) -> float:
+    """The part of the loss that `other` leaves and `one` does not."""
+    return 1 - one.outcome.loss / other.outcome.loss
 
 
 def _keeps_less(one: PlannedRecipe, other: PlannedRecipe) -> bool:
@@ -197,13 +207,12 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
             f"Nothing useful is to be expected at this budget: theory expects every recipe {expected}. What helps: more users, a "
             "larger ε, or a smaller model."
         )
-    correlated = next((one for one in ranked if one.correlated), None)
-    plain = next((one for one in ranked if not one.correlated), None)
+    correlated, plain = _best(ranked, correlated=True), _best(ranked, correlated=False)
     if correlated is None:
         return "There is nothing to correlate here: everybody takes part in every round. DP-SGD with the whole batch is best."
     if plain is None:
         return "No DP-SGD is possible within these limits."
-    gain = 1 - correlated.outcome.loss / plain.outcome.loss
+    gain = _gain(correlated, plain)
     if abs(gain) < LEVEL and _keeps_less(correlated, plain):
         return (
             f"Correlated noise needs no secret here: {as_part(correlated.outcome.loss)} of the loss is left with "

@@ -4,12 +4,11 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
-from decimal import ROUND_FLOOR, Context
 
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.accounting.guarantee import rounded_down, rounded_up
 from fedcgd.ledger import Admission, JointBudget, Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
@@ -169,7 +168,7 @@ class CohortSelector:
         assert admission is not None
         smaller = "a plan with a smaller ε (fedcgd ledger compose says what the earlier runs cost)"
         if admission.room is not None:
-            smaller = f"a plan of at most ε = {_rounded_down(admission.room)} for this run"
+            smaller = f"a plan of at most ε = {rounded_down(admission.room)} for this run"
         helps = "" if admission.room == 0 else f"{smaller}, "
         there = so_many(users + self.over_budget, "user that is", "users that are")
         cost = rounded_up(admission.full_cost)
@@ -239,11 +238,6 @@ class CohortSelector:
                 f"{self._budget.delta:g}. Plan a smaller ε for this run, raise the budget, or find other users"
             )
         return {user: where for user, where in nodes.items() if user not in refused} if refused else nodes
-
-
-def _rounded_down(value: float) -> str:
-    """`value` to three significant digits, never more than it."""
-    return f"{float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value)):g}"
 
 
 def _is_final(directory: UserDirectory, grid: Grid) -> bool:

@@ -521,6 +521,24 @@ def test_the_integral_steps_through_weights_as_if_each_were_new(monkeypatch: pyt
             np.testing.assert_allclose(sampler.draw(400, (1, 0))[0], found, rtol=1e-9)
 
 
+def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """δ is the product of two means, of what is accepted and of the probabilities of all: none is lost between two lots."""
+    columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)
+    likelihood = BMinSepLikelihood.of(columns, law, 1.5)
+    tuples = Tuples.of(columns, law, 1.5, 4)
+    sampler = RemoveSampler(likelihood, tuples, 1.0, float(tuples.draw(np.random.default_rng(0), 4000)[1].mean()))
+    at_once = sampler.draw(20_000, (1, 0))
+    monkeypatch.setattr(remove, "_TUPLES", 12 * 4 * 50)
+    some = sampler.draw(20_000, (1, 0))
+    assert len(some[1]) == len(at_once[1])
+    assert len(some[0]) == pytest.approx(len(at_once[0]), rel=0.05)
+    for one, other in zip(at_once, some, strict=True):
+        scatter = math.hypot(*(float(x.std()) / math.sqrt(len(x)) for x in (one, other)))
+        assert abs(one.mean() - other.mean()) < 5 * scatter
+    means, probabilities = sampler._accepted(np.random.default_rng(2), 10_000)
+    assert means.shape[1] == pytest.approx(probabilities.sum(), abs=5 * math.sqrt(10_000 / 4))
+
+
 def test_without_machine_code_the_ratio_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recursion.compiled() is not None, "these tests need the C files built"
     for mechanism in (BSR(3), LambdaCGD(0.9), Normalized(LambdaCGD(0.9))):

@@ -428,6 +428,8 @@ def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -
     secret = replace(level, recipe=replace(plain.recipe, sampling="poisson"))
     assert recommended([better, secret]) is better  # one secret less
     assert "needs no secret" in verdict([better, secret])
+    assert recommended([with_loss(secret, 0.099), better]) is better  # and as good: what is printed is what is said
+    assert "needs no secret" in verdict([with_loss(secret, 0.099), better])
 
 
 def test_more_turns_are_spoken_of_where_they_bring_much() -> None:

@@ -4,6 +4,11 @@
 
 #define LANES 16
 
+static double *row(double *ring, int64_t t, int64_t separation, int64_t size)
+{
+    return ring + t % (separation + 1) * size;
+}
+
 static void start(double *ring, int64_t size)
 {
     for (int64_t i = 0; i < size; i++)
@@ -30,9 +35,9 @@ void without_tail(const double *restrict weights, int64_t rounds, int64_t draws,
         int64_t count = draws - begin < LANES ? draws - begin : LANES;
         start(ring, (separation + 1) * LANES);
         for (int64_t t = rounds - 1; t >= 0; t--) {
-            double *now = ring + t % (separation + 1) * LANES;
-            const double *next = ring + (t + 1) % (separation + 1) * LANES;
-            const double *after = ring + (t + separation) % (separation + 1) * LANES;
+            double *now = row(ring, t, separation, LANES);
+            const double *next = row(ring, t + 1, separation, LANES);
+            const double *after = row(ring, t + separation, separation, LANES);
             load(weights + t * draws + begin, count, own);
             for (int j = 0; j < LANES; j++)
                 now[j] = next[j] * rest + own[j] * after[j];
@@ -53,9 +58,9 @@ void with_tail(const double *restrict weights, int64_t rounds, int64_t draws, in
         int64_t count = draws - begin < LANES ? draws - begin : LANES;
         start(ring, (separation + 1) * size);
         for (int64_t t = rounds - 1; t >= 0; t--) {
-            double *now = ring + t % (separation + 1) * size;
-            const double *next = ring + (t + 1) % (separation + 1) * size;
-            const double *after = ring + (t + separation) % (separation + 1) * size;
+            double *now = row(ring, t, separation, size);
+            const double *next = row(ring, t + 1, separation, size);
+            const double *after = row(ring, t + separation, separation, size);
             const int64_t *at = take_at + kinds[t] * points;
             const double *of = take + kinds[t] * points * 2;
             load(weights + t * draws + begin, count, own);
