@@ -1,7 +1,7 @@
 """The search for one number of a mechanism below 1, such as λ, by the error of what it makes for a run at a budget."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import lru_cache
 from itertools import count
 from math import ceil, expm1, log, log1p, sqrt
 
@@ -91,9 +91,9 @@ class Judge:
         plainly = best(_search(plain, *ends, _GRID, 1e-3))
         return _search(amplified, ends[0], min(ends[1], log(2.0) + scale(plainly)), _COARSE_GRID, 0.1)
 
-    @cached_property
+    @property
     def _unit(self) -> float:
-        return calibrate(DPSGD(), Participation(rounds=1), epsilon=self.epsilon, delta=self.delta).noise_multiplier
+        return _one_release(self.epsilon, self.delta)
 
     def _error(self, mechanism: Mechanism, sigma: float) -> float:
         rounds = self.participation.rounds
@@ -101,6 +101,12 @@ class Judge:
             return sqrt(final_loss(mechanism, rounds, self.curvature, stddev=sigma))
         norms = error_norms(mechanism, rounds, self.workload)
         return norms.max_se(sigma) if self.kind == "max-se" else norms.rmse(sigma)
+
+
+@lru_cache(maxsize=16)
+def _one_release(epsilon: float, delta: float) -> float:
+    """σ of one release of sensitivity 1."""
+    return calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
 
 
 def iterations(say: Callable[[str], None]) -> Callable[[int, float], None]:

@@ -41,6 +41,7 @@ class SecretName(StrEnum):
     POISSON = "poisson"
     BALLS_IN_BINS = "balls-in-bins"
     B_MIN_SEP = "b-min-sep"
+    RANDOM_ALLOCATION = "random-allocation"
 
 
 def plan_command(
@@ -52,16 +53,21 @@ def plan_command(
     secret: Annotated[
         list[SecretName] | None,
         typer.Option(
-            help="A sampling that can be kept secret; repeat it. Without it, anybody may know who takes part when."
+            help="A sampling that you can keep secret, in logs too; repeat the option for several. Without it anybody may know "
+            "who takes part when. The last two take a minute or more."
         ),
     ] = None,
     turns: Annotated[
         int, typer.Option(help="How often one user takes part at most: epochs, or turns of a person.")
     ] = 20,
-    max_cohort: Annotated[int | None, typer.Option(help="The most users in a round.")] = None,
-    max_rounds: Annotated[int | None, typer.Option(help="The most rounds.")] = None,
-    buffers: Annotated[int, typer.Option(help="Vectors of the model's size that there is memory for.")] = 32,
-    clip_norm: Annotated[float, typer.Option(help="What updates will be clipped to; rates are for it.")] = 1.0,
+    max_cohort: Annotated[int | None, typer.Option(help="The most users in a round. Default: all.")] = None,
+    max_rounds: Annotated[int | None, typer.Option(help="The most rounds. Default: 4000.")] = None,
+    buffers: Annotated[
+        int, typer.Option(help="How many vectors of the model's size there is memory for, to correlate noise.")
+    ] = 32,
+    clip_norm: Annotated[
+        float, typer.Option(help="L2 norm that each user's update is clipped to; learning rates are printed for it.")
+    ] = 1.0,
     spectrum: Annotated[
         Path | None,
         typer.Option(help="The spectrum of *public* data like the private ones, as `fedcgd curve` writes it."),
@@ -70,14 +76,14 @@ def plan_command(
         bool, typer.Option("--spectrum-is-public", help="Says that nobody's private data are in --spectrum.")
     ] = False,
     classes: Annotated[
-        int | None, typer.Option(help="Outputs of a linear model, as softmax regression; with --features.")
+        int | None, typer.Option(help="Outputs of a linear model, such as softmax regression; give --features too.")
     ] = None,
     features: Annotated[
         int | None,
-        typer.Option(help="Inputs of a linear model, without a bias; examples have norm 1."),
+        typer.Option(help="Inputs of the linear model, the bias not counted; examples are scaled to norm 1."),
     ] = None,
     uncentred: Annotated[
-        bool, typer.Option("--uncentred", help="Those inputs have a mean far from zero, as raw pixels have.")
+        bool, typer.Option("--uncentred", help="The inputs have a mean far from zero, as raw pixels have.")
     ] = False,
     network: Annotated[
         bool, typer.Option("--network", help="The model is a network that is trained whole, and not a linear model.")
@@ -86,8 +92,8 @@ def plan_command(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Trains a *public* task like the private one: recipes and rates are tried on it, and its scores rank them. The "
-            "module is looked for in this folder too.",
+            help="A function that trains a *public* task like the private one: recipes and rates are tried on it, and its scores "
+            "rank them. The module is looked for in this folder too.",
         ),
     ] = None,
     proxy_is_public: Annotated[
@@ -95,10 +101,10 @@ def plan_command(
     ] = False,
     record: Annotated[
         Path | None,
-        typer.Option(help="Of --proxy: a JSONL file of what was tried, from which the next command goes on."),
+        typer.Option(help="With --proxy: a JSONL file of what was tried, from which the next command goes on."),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Of --proxy: seeds of each training; more for small proxies.")] = 1,
-    processes: Annotated[int, typer.Option(help="Of --proxy: how many trainings run at once.")] = 1,
+    repeats: Annotated[int, typer.Option(help="With --proxy: seeds of each training; more for small proxies.")] = 1,
+    processes: Annotated[int, typer.Option(help="With --proxy: how many trainings run at once.")] = 1,
     plot: Annotated[
         Path | None,
         typer.Option(help="Also draw the expected loss against turns, a curve for each kind, into this PNG or SVG."),
@@ -107,8 +113,9 @@ def plan_command(
 ) -> None:
     """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate.
 
-    The loss is what theory expects on a quadratic: the part of what can be won that is left. It looks at public numbers only, and
-    so costs no privacy. What is tuned on private data does: with a spectrum of private data ε would not hold.
+    They are ranked by the loss that theory expects of the last model, on a quadratic: 1 is an untrained model, 0 the best.
+
+    Only public numbers go in, so that the answer costs no privacy. A --spectrum or --proxy of private data would make ε wrong.
 
     Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred
     """
@@ -213,15 +220,22 @@ def show(
     """The recipes as a table, and one as Python and as a run configuration; `more` has twice the turns, and is better."""
     secret = " or ".join(question.secret) or "nothing"
     console.print(
-        f"{question.users} users, ε = {question.epsilon:g} at δ = {question.delta:g}; adjacency: {ADJACENCY}; "
-        f"kept secret: {secret}; at most {question.turns} turns",
-        highlight=False,
-    )
+        f"{question.users} users, at most {question.turns} turns each; can be kept secret: {secret}.\n"
+        f"Each recipe is calibrated for ε = {question.epsilon:g} at δ = {question.delta:g} ({ADJACENCY}; "
+        "sampling: the one named with it, else none; method: that of the sampling's accountant, which plan.guarantee() names).",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
     rehearsed = any(isinstance(one, RehearsedRecipe) for one in ranked)
-    what = "score: the proxy's, mean of so many rehearsals" if rehearsed else "noise: of one weight of the last model"
+    what = (
+        "score: on the proxy, and the number of rehearsals whose mean it is"
+        if rehearsed
+        else "noise: the standard deviation that it gives one weight of the last model"
+    )
     table = Table(
-        caption="cohort: users in a round. rate: the first learning rate; schedule: of the rate, and the momentum. "
-        f"σ: noise for each unit of clip norm. {what}. loss: the part of what can be won that theory expects to be left",
+        caption="cohort: users in a round. turns: rounds of one user (poisson, b-min-sep: on average). rate: the first learning "
+        "rate. schedule: of the rate (constant, or linear to 0), and the momentum. σ: noise for each unit of clip "
+        "norm, in a round's sum. "
+        f"{what}. loss: what theory expects the last model to keep of the loss that training can remove (1: all, 0: none)",
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=0,  # so that a name fits into 80 columns unbroken
@@ -249,16 +263,16 @@ def show(
     if not rehearsed:
         console.print(verdict(ranked), soft_wrap=True, highlight=False)
         if is_hopeless(ranked):
-            console.print("So none is recommended, and none is printed as a program. --json has them all.")
+            console.print("So no recipe is recommended or printed as a program. With --json all are printed.")
             return
         if more is not None:
             console.print(
-                f"Turns are work, and cost no privacy: with --turns {2 * question.turns} and nothing secret theory expects "
-                f"{as_part(more.outcome.loss)} to be left, with {more.recipe.mechanism}.",
+                f"More turns are more work, at the same ε and δ: with --turns {2 * question.turns}, {more.recipe.mechanism} "
+                f"(nothing secret) leaves {as_part(more.outcome.loss)} of the loss.",
                 soft_wrap=True, highlight=False,
             )  # fmt: skip
     chosen = ranked[0] if rehearsed else recommended(ranked)
-    which = "The first" if chosen is ranked[0] else f"The simplest that is as good, {chosen.kind},"
+    which = "The first recipe" if chosen is ranked[0] else f"The simplest recipe that is as good ({chosen.kind})"
     for title, text in (
         (f"{which} as Python:", as_python(chosen, question, clip_norm=clip_norm)),
         (

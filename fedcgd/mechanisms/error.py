@@ -105,7 +105,7 @@ def _banded(diagonals: Sequence[Vector | float], rates: Vector) -> ErrorNorms:
     n, p = len(rates), len(diagonals)
     entries, row_squares = np.zeros(n), np.zeros(n)
     for lag, diagonal in enumerate(diagonals):
-        entries[: n - lag] += (rates * diagonal)[lag:]
+        entries[: n - lag] += rates[lag:] * (diagonal if isinstance(diagonal, float) else diagonal[lag:])
         if lag < p - 1:
             row_squares[lag:] += entries[: n - lag] ** 2
     row_squares[p - 1 :] += np.cumsum(entries[: n - p + 1] ** 2)

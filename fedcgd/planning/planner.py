@@ -14,7 +14,7 @@ from fedcgd.mechanisms.streaming import noise_mode
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation, Sampling
 from fedcgd.planning.landscape import Landscape
-from fedcgd.planning.question import Question
+from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.theory import Outcome, expected_outcome
 
@@ -22,10 +22,11 @@ WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("linear", 0.0), 
 """Schedules and momenta that are tried."""
 STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 100)
 """Rounds in which everybody has a turn once; more are tried only where cohorts must be smaller."""
-POISSON_STEPS = {2, 3, 5, 10, 20, 50, 100}
-"""Those of them that are tried with Poisson sampling, where each needs a calibration."""
+SAMPLED_STEPS = {2, 3, 5, 10, 20, 50, 100}
+"""Those of them that DP-SGD is tried at with a secret sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
 """Parts of the λ/(1 − λ) of the rule for the schedule that are tried."""
+_INDEPENDENT: tuple[SecretSampling, ...] = ("poisson", "random-allocation")  # what DP-SGD is tried with, without draws
 _SAMPLED_LAMBDAS, _SAMPLED_BANDS = (0.5, 0.8), (4, 8)  # each needs draws
 _MOST_BANDS = 32
 _MOST_ROUNDS = 4000  # of what theory answers in seconds
@@ -74,10 +75,10 @@ class PlannedRecipe:
 def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> list[PlannedRecipe]:
     """The best recipe of each kind, least expected loss first. A function of public numbers: it costs no privacy.
 
-    Tried are DP-SGD with everybody in each round, with large cohorts and, if it can be secret, with Poisson sampling; DP-λCGD
-    and banded Toeplitz noise without a sampling; each with constant and falling rates, with and without momentum, and with
-    cohorts of many sizes. With Balls-in-Bins and b-min-sep, if they can be secret, DP-λCGD or (b-min-sep) BSR, whichever few
-    draws say is better, where correlated noise is best without a sampling.
+    Tried are DP-SGD with everybody in each round, with large cohorts and, if they can be secret, with Poisson sampling and random
+    allocation; DP-λCGD and banded Toeplitz noise without a sampling; each with constant and falling rates, with and without
+    momentum, and with cohorts of many sizes. With the other samplings that can be secret, where correlated noise is best without
+    one: DP-λCGD (Balls-in-Bins), BSR (random allocation) or either (b-min-sep), whichever few draws say is best.
 
     Args:
         question: who, how private, and what is possible.
@@ -87,7 +88,9 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
         ValueError: if nothing is possible within the limits, or no noise keeps the budget.
     """
     found = _tried(question, progress)
-    kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
+    kinds: dict[str, list[PlannedRecipe]] = {}
+    for one in found:
+        kinds.setdefault(one.kind, []).append(one)
     return sorted((_simplest(same) for same in kinds.values()), key=lambda one: one.outcome.loss)
 
 
@@ -136,7 +139,7 @@ def _tried(question: Question, progress: Progress) -> list[PlannedRecipe]:
     known = _best_setups([one for one in found if one.recipe.sampling == "none" and one.correlated])
     for sampling in [each for each in question.secret if each != "poisson"]:
         recipes = [replace(recipe, sampling=sampling) for recipe in known]
-        if recipes:
+        if recipes and _sampled_names(question, recipes[0]):
             found.append(_sampled(question, recipes, landscape, progress))
     return found
 
@@ -185,6 +188,8 @@ def with_more_turns(question: Question, ranked: Sequence[PlannedRecipe]) -> Plan
         question: what was asked.
         ranked: what `plan_recipes` returned.
     """
+    if question.turns >= _most_turns(question, question.least_steps):
+        return None  # the rounds allow no more: the same recipes would be ranked again
     now = min((one.outcome.loss for one in ranked if one.recipe.sampling == "none"), default=math.inf)
     more = plan_recipes(replace(question, secret=(), turns=2 * question.turns))[0]
     return more if more.outcome.loss < _MUCH * now else None
@@ -214,25 +219,23 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
         return "No DP-SGD is possible within these limits."
     gain = _gain(correlated, plain)
     if abs(gain) < LEVEL and _keeps_less(correlated, plain):
-        return (
-            f"Correlated noise needs no secret here: {as_part(correlated.outcome.loss)} of the loss is left with "
-            f"{correlated.kind}, and {as_part(plain.outcome.loss)} with {plain.kind}."
-        )
+        return f"Correlated noise needs no secret here, and is as good: {_left(correlated)}, and {_left(plain)}."
     if gain < LEVEL:
         level = "as good" if gain > -LEVEL else "better"
-        return (
-            f"Correlated noise brings nothing here: {plain.kind} is {level} ({as_part(plain.outcome.loss)} of the loss is left, "
-            f"{as_part(correlated.outcome.loss)} with {correlated.kind})."
-        )
-    return (
-        f"Correlated noise helps: {as_part(correlated.outcome.loss)} of the loss is left with {correlated.kind}, and "
-        f"{as_part(plain.outcome.loss)} with the best DP-SGD ({plain.kind})."
-    )
+        return f"Correlated noise brings nothing here, DP-SGD is {level}: {_left(plain)}, and {_left(correlated)}."
+    return f"Correlated noise helps: {_left(correlated)}, and the best {_left(plain)}."
+
+
+def _left(one: PlannedRecipe) -> str:
+    """What it leaves, in words that stand in a sentence."""
+    recipe = one.recipe
+    who = recipe.who if recipe.steps == 1 or recipe.sampling == "none" else f"secret: {recipe.sampling}"
+    return f"{one.mechanism.name} ({who}) leaves {as_part(one.outcome.loss)} of the loss"
 
 
 def as_part(loss: float) -> str:
     """A part of the loss in three digits, or with the two that count where it is small."""
-    return f"{loss:.3f}" if loss >= 0.01 else f"{loss:.2g}"
+    return f"{loss:.3g}" if loss >= 1 else f"{loss:.3f}" if loss >= 0.01 else f"{loss:.2g}"
 
 
 def _simplest(found: list[PlannedRecipe]) -> PlannedRecipe:
@@ -254,9 +257,12 @@ def _steps(question: Question) -> Iterator[int]:
             yield steps
 
 
+def _most_turns(question: Question, steps: int) -> int:
+    return min(question.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS) // steps
+
+
 def _recipes(question: Question, steps: int, mechanism: str, sampling: Sampling) -> Iterator[Recipe]:
-    most = min(question.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS) // steps
-    turns = min(question.turns, most)
+    turns = min(question.turns, _most_turns(question, steps))
     if turns < 1:
         return
     for schedule, momentum in WAYS:
@@ -284,10 +290,8 @@ def _noise_multiplier(mechanism: Mechanism, participation: Participation, epsilo
 
 def _independent(question: Question, steps: int, landscape: Landscape) -> Iterator[PlannedRecipe]:
     samplings: list[Sampling] = ["none"]
-    if "poisson" in question.secret and (
-        any(other <= steps < 1.2 * other for other in POISSON_STEPS) or steps > max(STEPS)
-    ):
-        samplings.append("poisson")
+    if any(other <= steps < 1.2 * other for other in SAMPLED_STEPS) or steps > max(STEPS):
+        samplings += [each for each in _INDEPENDENT if each in question.secret]
     for sampling in samplings:
         for recipe in _recipes(question, steps, "dp-sgd", sampling):
             yield _planned(question, recipe, landscape)
@@ -325,8 +329,12 @@ def _banded(question: Question, recipe: Recipe, bands: int, landscape: Landscape
 def _sampled_names(question: Question, recipe: Recipe) -> list[str]:
     """The mechanisms among which few draws choose.
 
-    Bands are tried under b-min-sep, which leaves all of their privacy to the sampling if they are at most b.
+    Bands are tried under b-min-sep, which leaves all of their privacy to the sampling if they are at most b, and under random
+    allocation, which is accounted for with no more than the rounds of a turn, and so not with λ.
     """
+    if recipe.sampling == "random-allocation":
+        most = min(recipe.steps, question.buffers + 1)
+        return [f"bsr:{bands}" for bands in sorted({min(bands, most) for bands in _SAMPLED_BANDS} - {1})]
     most = min(recipe.participation.min_separation, question.buffers + 1) if recipe.sampling == "b-min-sep" else 0
     return [
         *(f"lambda-cgd:{lam}" for lam in _SAMPLED_LAMBDAS),

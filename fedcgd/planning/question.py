@@ -8,7 +8,7 @@ from fedcgd.accounting.guarantee import check_delta, check_epsilon
 from fedcgd.planning.landscape import Landscape, LinearModel
 from fedcgd.quadratic import Spectrum
 
-SecretSampling = Literal["poisson", "balls-in-bins", "b-min-sep"]
+SecretSampling = Literal["poisson", "balls-in-bins", "b-min-sep", "random-allocation"]
 """A sampling that amplifies, if nobody learns who was drawn."""
 
 

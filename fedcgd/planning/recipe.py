@@ -1,6 +1,7 @@
 """A whole recipe: all that decides a private training run besides its data, its model and its learning rate."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Workload
@@ -60,7 +61,7 @@ class Recipe:
     @property
     def workload(self) -> Workload:
         """What the releases are turned into."""
-        return scheduled_workload(self.schedule, self.rounds, momentum=self.momentum)
+        return _workload(self.schedule, self.rounds, self.momentum)
 
     @property
     def participation(self) -> Participation:
@@ -69,4 +70,11 @@ class Recipe:
             return Participation(rounds=self.rounds, sampling="poisson", sampling_rate=1 / self.steps)
         if self.sampling == "b-min-sep":
             return Participation.b_min_sep(self.rounds, users=self.users, cohort_size=self.cohort)
+        if self.sampling == "random-allocation":
+            return Participation(rounds=self.rounds, max_participations=self.turns, sampling=self.sampling)
         return Participation(rounds=self.rounds, min_separation=self.steps, sampling=self.sampling)
+
+
+@lru_cache(maxsize=256)  # many mechanisms are tried with each, and a rate for each round is checked
+def _workload(schedule: Schedule, rounds: int, momentum: float) -> Workload:
+    return scheduled_workload(schedule, rounds, momentum=momentum)

@@ -28,7 +28,7 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
         *([f"    workload={workload},"] if planned.correlated else []),
         ")",
         "print(plan.guarantee())",
-        f"# {recipe.cohort} users in each round{_loader(recipe)}. "
+        f"# {_cohort(recipe)}{_loader(recipe)}. "
         f"SGD, momentum {recipe.momentum:g}, learning rate {rate:.3g}{_falls(recipe)}.",
         "# In Opacus: CorrelatedPrivacyEngine(key=key).make_private(..., plan=plan)",
         f"# In Flower: CorrelatedNoise(inner, plan, key=key), inner = {_flower(recipe, rate)}",
@@ -80,6 +80,8 @@ def _participation(recipe: Recipe) -> str:
         return f"Participation.b_min_sep({who.rounds}, users={recipe.users}, cohort_size={recipe.cohort})"
     if who.sampling_rate is not None:
         return f'Participation(rounds={who.rounds}, sampling="poisson", sampling_rate=1 / {recipe.steps})'
+    if who.sampling == "random-allocation":
+        return f'Participation(rounds={who.rounds}, max_participations={recipe.turns}, sampling="random-allocation")'
     sampling = "" if who.sampling == "none" else f', sampling="{who.sampling}"'
     return f"Participation(rounds={who.rounds}, min_separation={who.min_separation}{sampling})"
 
@@ -89,6 +91,10 @@ def _flower(recipe: Recipe, rate: float) -> str:
     falls = recipe.schedule != "constant"
     strategy = f'scheduled(FedAvgM, "{recipe.schedule}", rounds={recipe.rounds})' if falls else "FedAvgM"
     return f"{strategy}(min_train_nodes={recipe.cohort}, server_learning_rate={rate:.3g}, server_momentum={recipe.momentum:g})"
+
+
+def _cohort(recipe: Recipe) -> str:
+    return f"{recipe.cohort} users in each round{', on average' if recipe.participation.is_secret else ''}"
 
 
 def _loader(recipe: Recipe) -> str:

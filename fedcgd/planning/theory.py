@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy.signal import lfilter
 
 from fedcgd.mechanisms.adjoint import transposed_inverse
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
@@ -77,14 +78,10 @@ def _best_of(
     )
 
 
-@lru_cache(maxsize=1024)
 def unit_progress(recipe: Recipe) -> float:
     """How far a gradient of 1 that stays the same moves the model, for a first learning rate of 1."""
-    velocity = position = 0.0
-    for rate in recipe.workload.rates(recipe.rounds):
-        velocity = recipe.momentum * velocity + 1
-        position += float(rate) * velocity
-    return position
+    velocities = lfilter([1.0], [1.0, -recipe.momentum], np.ones(recipe.rounds))
+    return float(np.cumsum(recipe.workload.rates(recipe.rounds) * velocities)[-1])  # in the order of the rounds
 
 
 def _losses(
@@ -121,14 +118,21 @@ def _last_model(
     """
     etas = np.frombuffer(shape)[:, None] * np.repeat(np.array(rates), len(curvatures) // 8)[None, :]
     mu = np.tile(np.frombuffer(curvatures), len(rates))
-    of_position, of_velocity = np.ones(len(mu)), np.zeros(len(mu))
+    of_position, of_velocity, change = np.ones(len(mu)), np.zeros(len(mu)), np.empty(len(mu))
     weights = np.empty((rounds, len(mu)))
     with np.errstate(over="ignore", invalid="ignore"):
-        for t in range(rounds - 1, -1, -1):
-            entering = of_velocity + etas[t] * of_position
-            np.clip(entering, -_UNSTABLE, _UNSTABLE, out=entering)
-            weights[t] = entering
-            steeper = fall ** (1 - t / max(1, rounds - 1))
-            of_position = np.clip(of_position - steeper * mu * entering, -_UNSTABLE, _UNSTABLE)
-            of_velocity = momentum * entering
+        for t in range(rounds - 1, -1, -1):  # without new arrays: much of a plan's time is spent here
+            entering = np.multiply(etas[t], of_position, out=weights[t])
+            entering += of_velocity
+            _keep_finite(entering)
+            np.multiply(fall ** (1 - t / max(1, rounds - 1)), mu, out=change)
+            change *= entering
+            of_position -= change
+            _keep_finite(of_position)
+            np.multiply(momentum, entering, out=of_velocity)
     return of_position, weights
+
+
+def _keep_finite(values: Vector) -> None:
+    np.minimum(values, _UNSTABLE, out=values)
+    np.maximum(values, -_UNSTABLE, out=values)

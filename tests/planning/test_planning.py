@@ -31,7 +31,7 @@ from fedcgd.planning import (
     with_more_turns,
 )
 from fedcgd.planning.landscape import DIRECTIONS, Landscape
-from fedcgd.planning.planner import PlannedRecipe, _steps
+from fedcgd.planning.planner import PlannedRecipe, _sampled_names, _steps
 from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
 from fedcgd.quadratic import Spectrum
 from fedcgd_flower import scheduled
@@ -50,6 +50,12 @@ def ranked() -> list[PlannedRecipe]:
 @pytest.fixture(scope="module")
 def ranked_with_secrets() -> list[PlannedRecipe]:
     return plan_recipes(replace(QUESTION, secret=("poisson", "balls-in-bins", "b-min-sep")))
+
+
+@pytest.fixture(scope="module")
+def with_random_allocation() -> list[PlannedRecipe]:
+    """Of few rounds: a calibration for more takes many seconds."""
+    return plan_recipes(replace(QUESTION, secret=("random-allocation",), max_rounds=20))
 
 
 def descended(recipe: Recipe, rate: float, curvature: float, noise: np.ndarray, start: float) -> np.ndarray:
@@ -173,7 +179,9 @@ def test_a_spectrum_keeps_its_eigenvalues() -> None:
     assert found.counts.tolist() == [1.0, 2.0]
 
 
-def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(ranked, ranked_with_secrets) -> None:
+def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(
+    ranked, ranked_with_secrets, with_random_allocation
+) -> None:
     assert [one.kind for one in ranked_with_secrets] == list(dict.fromkeys(one.kind for one in ranked_with_secrets))
     assert {one.kind for one in ranked} == {
         "dp-sgd, everybody in each round", "dp-sgd, nothing secret", "lambda-cgd, nothing secret",
@@ -182,14 +190,16 @@ def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(ranked, rank
     more = [one for one in ranked_with_secrets if one.kind not in {other.kind for other in ranked}]
     assert sorted(one.recipe.sampling for one in more) == ["b-min-sep", "balls-in-bins", "poisson"]
     assert {one.kind for one in more} >= {"dp-sgd, poisson", "lambda-cgd, balls-in-bins"}
-    for found in (ranked, ranked_with_secrets):
+    secret = [one.kind for one in with_random_allocation if one.recipe.sampling != "none"]
+    assert sorted(secret) == ["bsr, random-allocation", "dp-sgd, random-allocation"]
+    for found in (ranked, ranked_with_secrets, with_random_allocation):
         losses = [one.outcome.loss for one in found]
         assert losses == sorted(losses)
         assert 0 < losses[0] < losses[-1] < 1.05
 
 
-def test_every_recipe_s_noise_keeps_the_budget(ranked_with_secrets) -> None:
-    for one in ranked_with_secrets:
+def test_every_recipe_s_noise_keeps_the_budget(ranked_with_secrets, with_random_allocation) -> None:
+    for one in ranked_with_secrets + with_random_allocation:
         found = calibrate(one.mechanism, one.recipe.participation, epsilon=1.0, delta=1e-5)
         assert one.noise_multiplier == pytest.approx(found.noise_multiplier, rel=1e-9)
 
@@ -201,6 +211,17 @@ def test_few_draws_find_the_mechanism_that_is_best_under_b_min_sep(ranked_with_s
         made = catalogue.mechanism(name, there)
         sigma = accountant(made, there).rough_noise_multiplier(epsilon=1.0, delta=1e-5)
         assert chosen.outcome.loss <= 1.02 * expected_outcome(chosen.recipe, made, sigma, QUESTION.landscape).loss
+
+
+def test_under_random_allocation_no_more_bands_are_tried_than_an_epoch_has_rounds_and_buffers_hold() -> None:
+    recipe = replace(RECIPE, sampling="random-allocation", steps=3)
+    assert _sampled_names(QUESTION, recipe) == ["bsr:3"]
+    assert _sampled_names(QUESTION, replace(recipe, steps=6)) == ["bsr:4", "bsr:6"]
+    assert _sampled_names(QUESTION, replace(recipe, steps=50)) == ["bsr:4", "bsr:8"]
+    assert _sampled_names(replace(QUESTION, buffers=1), recipe) == ["bsr:2"]
+    bare = replace(QUESTION, buffers=0, secret=("random-allocation",))
+    assert _sampled_names(bare, recipe) == []
+    assert {one.kind for one in plan_recipes(bare) if one.recipe.sampling != "none"} == {"dp-sgd, random-allocation"}
 
 
 def test_nothing_is_kept_secret_unless_it_was_said(ranked) -> None:
@@ -237,12 +258,14 @@ def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> Non
     plain = PlannedRecipe(replace(RECIPE, mechanism="dp-sgd", steps=1), DPSGD(), 1.0, Outcome(1.0, 1.0, 1.0, 0.5))
     better = PlannedRecipe(RECIPE, LambdaCGD(0.8), 1.0, Outcome(1.0, 1.0, 1.0, 0.4))
     level = PlannedRecipe(RECIPE, LambdaCGD(0.8), 1.0, Outcome(1.0, 1.0, 1.0, 0.497))
-    assert verdict([better, plain]).startswith("Correlated noise helps: 0.400 of the loss")
-    assert verdict([level, plain]).startswith("Correlated noise brings nothing here: dp-sgd, everybody in each round")
-    assert "is as good" in verdict([level, plain])
+    assert verdict([better, plain]).startswith(
+        "Correlated noise helps: lambda-cgd (nothing secret) leaves 0.400 of the loss"
+    )
+    assert "DP-SGD is as good: dp-sgd (everybody in each round) leaves 0.500 of the loss" in verdict([level, plain])
+    assert "brings nothing here, DP-SGD is as good" in verdict([level, plain])
     assert "is better" in verdict([plain, replace(better, outcome=replace(better.outcome, loss=0.6))])
     few = [replace(one, outcome=replace(one.outcome, loss=loss)) for one, loss in ((better, 0.0021), (plain, 0.0044))]
-    assert "0.0021 of the loss is left with lambda-cgd, nothing secret, and 0.0044" in verdict(few)
+    assert "leaves 0.0021 of the loss, and the best dp-sgd (everybody in each round) leaves 0.0044" in verdict(few)
     assert verdict([plain]).startswith("There is nothing to correlate")
     for loss, words in (
         (150.0, r"more loss than it began with \(150 times as much"),
@@ -257,13 +280,16 @@ def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> Non
     assert verdict(small).startswith("Correlated noise helps")
 
 
-def test_the_python_it_prints_is_the_plan(ranked_with_secrets) -> None:
-    for one in ranked_with_secrets:
+def test_the_python_it_prints_is_the_plan(ranked_with_secrets, with_random_allocation) -> None:
+    for one in ranked_with_secrets + with_random_allocation:
         names: dict[str, object] = {}
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(as_python(one, QUESTION, clip_norm=0.5), names)
+            program = as_python(one, QUESTION, clip_norm=0.5)
+            if one.kind == "bsr, random-allocation":  # its ε takes a minute of draws, other ones than σ was found by
+                program = program.replace("print(plan.guarantee())", "")
+            exec(program, names)
         said = rf"ε ≤ (1|0\.9\d+) at δ = 1e-05 \(zero out one user; sampling: {one.recipe.sampling}; "
-        assert re.match(said, printed.getvalue())
+        assert re.match(said, printed.getvalue()) or "guarantee" not in program
         plan = names["plan"]
         assert isinstance(plan, Plan)
         assert plan.participation == one.recipe.participation
@@ -294,18 +320,21 @@ def test_a_loader_as_it_says_has_the_steps_of_the_plan() -> None:
     assert "DataLoader" not in as_python(even, QUESTION)
 
 
-def test_the_run_configuration_is_one_of_the_app_and_means_the_same(ranked) -> None:
+def test_the_run_configuration_is_one_of_the_app_and_means_the_same(
+    ranked_with_secrets, with_random_allocation
+) -> None:
     tomllib = pytest.importorskip("tomllib")
     from fedcgd_simulations.settings import Settings
 
     project = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())
     defaults = project["tool"]["flwr"]["app"]["config"]
-    for one in ranked:
+    for one in ranked_with_secrets + with_random_allocation:
         text = as_run_config(one, QUESTION).replace(" ", "\n")
         settings = Settings.read(defaults | tomllib.loads(text))
         said, planned = settings.participation(QUESTION.users), one.recipe.participation
         for name in ("rounds", "min_separation", "participations", "sampling", "sampling_rate"):
             assert getattr(said, name) == getattr(planned, name)
+        assert settings.mechanism == one.recipe.mechanism
         assert settings.workload(one.recipe.rounds) == one.recipe.workload
 
 
@@ -316,7 +345,10 @@ def test_the_run_configuration_is_one_of_the_app_and_means_the_same(ranked) -> N
         ({"turns": 0}, "turns must be"),
         ({"epsilon": -1.0}, "epsilon"),
         ({"delta": 0.01}, "delta must be below 1/users"),
-        ({"secret": ("shuffling",)}, "secret must be of poisson, balls-in-bins, b-min-sep, got shuffling"),
+        (
+            {"secret": ("cyclic-poisson",)},
+            "secret must be of poisson, balls-in-bins, b-min-sep, random-allocation, got cyclic-poisson; leave it empty",
+        ),
         ({"max_cohort": 10, "max_rounds": 20}, "need 60 rounds for one turn each"),
     ],
 )
@@ -333,7 +365,7 @@ def test_at_a_hopeless_budget_no_program_is_printed() -> None:
     result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "Nothing useful is to be expected at this budget" in result.output
-    assert "none is recommended" in result.output
+    assert "no recipe is recommended" in result.output
     assert "Plan.calibrated(" not in result.output
     assert "--run-config" not in result.output
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
@@ -347,7 +379,8 @@ def test_the_command_prints_a_table_python_and_a_run_configuration() -> None:
     for words in (
         "zero out one user",
         "dp-sgd",
-        "expects to be left",
+        "sampling: the one named with it, else none; method: that of the sampling's accountant",
+        "leaves 0.",
         "Plan.calibrated(",
         "flwr run simulations --stream --run-config '",
         "a task of 600 users",
@@ -439,3 +472,13 @@ def test_more_turns_are_spoken_of_where_they_bring_much() -> None:
     assert more.recipe.turns == 2
     many = replace(few, epsilon=1.0, turns=100)
     assert with_more_turns(many, plan_recipes(many)) is None
+
+
+def test_more_turns_are_not_ranked_where_the_rounds_allow_none(monkeypatch) -> None:
+    few = Question(users=1260, epsilon=4.0, delta=1e-5, turns=2, max_cohort=100, max_rounds=26)
+    ranked = plan_recipes(few)
+    assert {one.recipe.turns for one in ranked} == {2}
+    monkeypatch.setattr("fedcgd.planning.planner.plan_recipes", lambda *_, **__: pytest.fail("ranked again"))
+    assert with_more_turns(few, ranked) is None
+    with pytest.raises(pytest.fail.Exception, match="ranked again"):
+        with_more_turns(replace(few, max_rounds=39), ranked)
