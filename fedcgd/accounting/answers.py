@@ -70,6 +70,7 @@ def _code() -> str:
     found = hashlib.sha256(f"{np.__version__} {scipy.__version__}".encode())
     root = Path(__file__).parents[1]
     for package in _CODE:
-        for path in sorted((root / package).rglob("*.py")):
-            found.update(path.read_bytes())
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".c"):
+                found.update(path.read_bytes())
     return found.hexdigest()

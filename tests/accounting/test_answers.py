@@ -55,6 +55,17 @@ def test_what_is_kept_is_not_found_again_but_by_other_code(monkeypatch: pytest.M
     assert sigma(DPSGD(), run) != found
 
 
+def test_machine_code_is_part_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "__file__", str(tmp_path / "accounting" / "answers.py"))
+    source = tmp_path / "accounting" / "recursion.c"
+    source.parent.mkdir()
+    found = []
+    for text in ("one version", "another"):
+        source.write_text(text)
+        found.append(answers._code.__wrapped__())
+    assert found[0] != found[1]
+
+
 def test_short_answers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "LONG", 60.0)
     sigma(DPSGD(), replace(BINS, sampling="none"))

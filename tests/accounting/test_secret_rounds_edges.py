@@ -7,9 +7,10 @@ import pytest
 from oracles_b_min_sep import patterns as by_coins
 from oracles_random_allocation import Law, by_draws
 from oracles_random_allocation import patterns as by_epochs
+from scipy.special import log_ndtr
 
 from fedcgd.accounting import compute_delta
-from fedcgd.mechanisms import BSR, DPSGD, Dense, LambdaCGD, Mechanism, matrix
+from fedcgd.mechanisms import BSR, DPSGD, BandedToeplitz, Dense, LambdaCGD, Mechanism, matrix
 from fedcgd.participation import Participation
 
 
@@ -71,3 +72,25 @@ def test_delta_is_an_upper_bound(
     banded = not np.tril(c, -participation.spacing).any()
     if banded or isinstance(mechanism, LambdaCGD):
         assert found <= truth * 1.15 + 4 * error
+
+
+@pytest.mark.parametrize(("square", "epsilon"), [(500.0, 700.0), (500.0, 750.0), (690.0, 1035.0)])
+def test_delta_is_an_upper_bound_where_the_ratio_is_beyond_every_float(square: float, epsilon: float) -> None:
+    """C = I, one of two rounds by a fair coin: S = (u + v)/2, and (u/2 + v/2 − a)₊ ≥ (u/2 − a)₊ + (v/2 − a)₊."""
+    norm = math.sqrt(square)  # |C1_P|/σ
+    shifted = epsilon + math.log(2)
+    first = log_ndtr(norm / 2 - shifted / norm)
+    second = shifted + log_ndtr(-norm / 2 - shifted / norm)
+    log_least = first + math.log(-math.expm1(second - first))
+    participation, _ = coins(2, 2, 1.0)
+    found = compute_delta(DPSGD(), participation, noise_multiplier=1 / norm, epsilon=epsilon).delta
+    assert math.log(found) >= log_least
+
+
+def test_a_tail_of_numbers_that_count_for_nothing_is_none() -> None:
+    participation, _ = coins(4, 2, 0.3)
+    with_tail, without = (
+        compute_delta(BandedToeplitz(values), participation, noise_multiplier=1.0, epsilon=2.0).delta
+        for values in ((1.0, 0.5, 1e-310), (1.0, 0.5))
+    )
+    assert with_tail == without

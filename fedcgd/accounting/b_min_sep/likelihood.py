@@ -71,13 +71,13 @@ class BMinSepLikelihood:
     def bounds(self, weights: Matrix) -> tuple[Vector, Vector]:
         """A lower and an upper bound on S, by `weights`; without a tail they are equal.
 
-        What is beyond `LARGEST` or below 1/`LARGEST` is set to that: what δ is the mean of is 0 or 1 there, to every digit.
+        What is beyond `LARGEST` or below 1/`LARGEST` is set to that.
         """
         b, kept, form = self.law.separation, len(self.chances), recursions()
         with np.errstate(over="ignore", invalid="ignore"):
             if self.grid is None:
-                found = self._total(form.without_tail(weights, b, 1 - self.law.rate, kept), LARGEST)
-                return found, found
+                firsts = form.without_tail(weights, b, 1 - self.law.rate, kept)
+                return self._total(firsts, 0.0), self._total(firsts, LARGEST)
             grid = self.grid
             lower = self._total(form.with_tail(weights, b, grid.least_stay, grid.least_take, grid.kinds, kept), 0.0)
             upper = self._total(form.with_tail(weights, b, grid.stay, grid.take, grid.kinds, kept), LARGEST)

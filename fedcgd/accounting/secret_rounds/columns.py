@@ -254,7 +254,7 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
     if not column[0] > 0:
         raise ValueError(f"{mechanism.name}: the diagonal of C must be positive, got {column[0]:g}: C has no inverse")
     b = min(separation, released)
-    if bandwidth(toeplitz, rounds) <= separation or not column[b:].any():
+    if bandwidth(toeplitz, rounds) <= separation or not (column[b:] > _NOTHING).any():
         return Columns(column[:b], 0.0, 0.0, scales, exact)
     if isinstance(toeplitz, LambdaCGD):
         return Columns(column[:b], 1.0, toeplitz.lam, scales, exact)

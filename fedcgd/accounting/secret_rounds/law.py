@@ -11,7 +11,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 Rounds = NDArray[np.bool_]
 
 LARGEST = 1e300
-"""S beyond, or below 1/`LARGEST`, is set to that: what δ is the mean of is 0 or 1 there, to every digit."""
+"""S beyond, or below 1/`LARGEST`, is set to that. Beyond, only a lower bound is known: e^ε may be larger, too."""
 
 
 class Likelihood(Protocol):

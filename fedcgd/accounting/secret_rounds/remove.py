@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
 from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Law, Likelihood
+from fedcgd.accounting.secret_rounds.law import LARGEST, Law, Likelihood
 from fedcgd.accounting.secret_rounds.tuples import Tuples, largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
@@ -31,7 +31,9 @@ _REACH, _STEP = 6.0, 1.0  # of the integral
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
 _NUMBERS = 2**20  # in one block of draws
 _TUPLES = 2**22  # numbers of tuples that are drawn at a time
-_NOT_CAPPED = 1e280  # weights below it are those of exponents below 700
+_NOT_CAPPED = 1e-24  # times the largest that a weight can be: weights below are those of exponents below 700
+_CAPPED = 1 - 1e-9  # times the same: weights above may be those of any larger exponent
+_BEYOND = math.log(LARGEST) - 1e-9  # log S from here on may be anything larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,15 +129,22 @@ class RemoveSampler:
         return np.concatenate(means, axis=1), np.concatenate(shares)
 
     def _integrals(self, x: Matrix, slope: Matrix, start: Vector, epsilons: Vector) -> Matrix:
-        """∫ φ(t)·g(S(x + t·slope)/a) dt for each a = e^ε, from above, as S grows with t."""
+        """∫ φ(t)·g(S(x + t·slope)/a) dt for each a = e^ε, from above, as S grows with t.
+
+        Where S is too large for a float, or an exponent was capped, S has no upper bound: there a may be beyond it, too.
+        """
         total, left = np.zeros((len(epsilons), x.shape[1])), np.arange(x.shape[1])
         least = float(epsilons.min())
         likelihood, ts = self.likelihood, _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]
         weights = likelihood.weights(x + slope * ts[0])
-        capped = not weights.max(initial=0.0) < _NOT_CAPPED
+        largest = likelihood.weights(np.full((len(x), 1), np.inf))
+        capped = not (weights < _NOT_CAPPED * largest).all()
         fall = np.exp(-_STEP * slope)  # of the weights from one t to the next: fewer exponentials
         for t in ts:
             lower, upper = (np.log(bound) for bound in likelihood.bounds(weights))
+            upper = np.where(upper < _BEYOND, upper, np.inf)
+            if capped:
+                upper[(weights >= _CAPPED * largest).any(axis=0)] = np.inf
             weight = _STEP * np.exp(-(t[left] ** 2) / 2) / math.sqrt(2 * math.pi)
             for row, epsilon in zip(total, epsilons, strict=True):
                 row[left] += weight * self._values(lower, upper, float(epsilon))
