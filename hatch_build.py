@@ -18,6 +18,8 @@ SOURCES = (
     "fedcgd/passes.c",
     "fedcgd/opacus/row_passes.c",
     "fedcgd/accounting/b_min_sep/recursion.c",
+    "fedcgd/accounting/b_min_sep/drawing.c",
+    "fedcgd/accounting/secret_rounds/overlaps.c",
 )
 # By the end of the file's name: `fedcgd.machine_code` loads the best that the processor can run.
 LEVELS = {"x86-64-v4": "-march=x86-64-v4", "x86-64-v3": "-march=x86-64-v3", "x86_64": "-march=x86-64"}

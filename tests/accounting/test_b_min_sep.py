@@ -5,18 +5,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles_b_min_sep import deltas, monte_carlo, patterns, ratio
+from oracles_b_min_sep import deltas, indicators, monte_carlo, patterns, ratio
 from scipy.stats import beta, norm
 
 from fedcgd import Participation, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import silent
-from fedcgd.accounting.b_min_sep import recursion
+from fedcgd.accounting.b_min_sep import drawing, pairs, recursion
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
 from fedcgd.accounting.coverage import NegativeEntryError
-from fedcgd.accounting.secret_rounds import remove, search
+from fedcgd.accounting.secret_rounds import overlaps, remove, search
 from fedcgd.accounting.secret_rounds.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.secret_rounds.columns import BandedColumns, Columns, columns_of
 from fedcgd.accounting.secret_rounds.remove import RemoveSampler
@@ -146,7 +146,8 @@ def test_pairs_by_enumeration(mechanism, n: int, b: int, warm: bool) -> None:
     if not columns.amplitude:
         assert chain.log_total == pytest.approx(math.log(total), abs=1e-9)
     assert chain.log_total >= math.log(total) - 1e-9
-    one, two, drawn = chain.draw(np.random.default_rng(2), count)
+    *turns, drawn = chain.draw(np.random.default_rng(2), count)
+    one, two = (indicators(each, n) for each in turns)
     means = columns.forward(one.astype(float)), columns.forward(two.astype(float))
     truth = scale * (means[0] * means[1]).sum(axis=0)
     assert np.all(truth <= drawn + 1e-9)
@@ -187,7 +188,8 @@ def test_moments_by_enumeration(mechanism, order: int) -> None:
         for d in range(a):
             weight = weight * np.exp(gram[indices[a], indices[d]])
     tuples = Tuples.of(columns, law, sigma, order)
-    moved, shares = tuples.draw(np.random.default_rng(3), 40_000)
+    turns, shares = tuples.draw(np.random.default_rng(3), 40_000)
+    moved = c @ sum(indicators(turns[:, a], n) for a in range(order))
     error = shares.std() / 200 / shares.mean()
     assert math.exp(tuples.log_total) * shares.mean() == pytest.approx(weight.sum(), rel=5 * error + 1e-4)
     mean = (weight * means[indices].sum(axis=0).T).sum(axis=1) / weight.sum()
@@ -549,6 +551,57 @@ def test_without_machine_code_the_ratio_is_the_same(monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as patched:
             patched.setattr(recursion, "compiled", lambda: None)
             np.testing.assert_array_equal(likelihood.bounds(weights), found)
+
+
+OF_TUPLES = [
+    (DPSGD(), 40, 5),
+    (BSR(3), 40, 5),
+    (LambdaCGD(0.9), 40, 5),
+    (Normalized(LambdaCGD(0.8)), 40, 1),
+    (BISR(4), 40, 5),  # a head that is not geometric, and a tail that is
+    (uneven(40, 4), 40, 5),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "n", "b"), OF_TUPLES)
+def test_without_machine_code_the_pairs_are_the_same(
+    mechanism, n: int, b: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds, their weights, and what the generator says next; and so what tuples overlap by."""
+    assert drawing.compiled() is not None, "these tests need the C files built"
+    columns = columns_of(mechanism, n, b, n)
+    for warm in (True, False):
+        chain = PairChain.of(columns, BMinSepLaw(n, b, 0.3, warm), 0.4)
+        found, states = [], []
+        for form in (drawing.compiled(), drawing.in_numpy):
+            with monkeypatch.context() as patched:
+                patched.setattr(pairs, "compiled", lambda form=form: form)
+                generator = np.random.Generator(np.random.SFC64(5))
+                found.append(chain.draw(generator, 301))
+                states.append(generator.random())
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(("mechanism", "n", "b"), OF_TUPLES)
+def test_overlaps_of_tuples_are_those_of_their_columns(
+    mechanism, n: int, b: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By products of C1_P as they stand; with machine code and without it to the last bit."""
+    assert overlaps.compiled() is not None, "these tests need the C files built"
+    columns, users, count = columns_of(mechanism, n, b, n), 4, 60
+    one, two, _ = PairChain.of(columns, BMinSepLaw(n, b, 0.3, True), 0.4).draw(
+        np.random.default_rng(4), users * count // 2
+    )
+    turns = np.concatenate([one, two], axis=1).reshape(-1, users, count)
+    sums = np.stack([dense(columns) @ indicators(turns[:, a], n) for a in range(users)])
+    truth = np.einsum("aij,cij->jac", sums, sums) * (1 - np.eye(users))
+    found = overlaps.overlaps(columns, turns)
+    np.testing.assert_allclose(found, truth, rtol=1e-11, atol=1e-11)
+    assert found.max() > 1
+    monkeypatch.setattr(overlaps, "compiled", lambda: None)
+    np.testing.assert_array_equal(overlaps.overlaps(columns, turns), found)
 
 
 def test_tables_that_no_memory_holds_are_refused() -> None:

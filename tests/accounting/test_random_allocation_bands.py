@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from command_line import run
-from oracles_b_min_sep import deltas, ratio
+from oracles_b_min_sep import deltas, indicators, ratio
 from oracles_random_allocation import by_draws, patterns
 
 from fedcgd.accounting import accountant, compute_delta, gaussian
@@ -14,7 +14,7 @@ from fedcgd.accounting.explain import explain
 from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant, epochs
 from fedcgd.accounting.random_allocation.epochs import Overlaps
 from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
-from fedcgd.accounting.secret_rounds import search
+from fedcgd.accounting.secret_rounds import overlaps, search
 from fedcgd.accounting.secret_rounds.columns import Columns, columns_of
 from fedcgd.accounting.secret_rounds.law import LARGEST
 from fedcgd.accounting.secret_rounds.remove import RemoveSampler
@@ -107,9 +107,12 @@ def test_pairs_by_enumeration(mechanism: Mechanism, n: int, length: int, release
     weights = np.outer(chances, chances) * np.exp(scale * means @ means.T)
     chain = law.pairs(columns, scale)
     assert chain.log_total == pytest.approx(math.log(weights.sum()), abs=1e-12)
-    one, two, drawn = chain.draw(np.random.default_rng(2), count)
-    overlaps = scale * (columns.forward(one.astype(float)) * columns.forward(two.astype(float))).sum(axis=0)
-    np.testing.assert_allclose(drawn, overlaps, atol=1e-12)
+    *turns, drawn = chain.draw(np.random.default_rng(2), count)
+    one, two = (indicators(each, released) for each in turns)
+    by_rounds = scale * overlaps.overlaps(columns, np.stack(turns, axis=1))[:, 0, 1]
+    by_columns = scale * (columns.forward(one.astype(float)) * columns.forward(two.astype(float))).sum(axis=0)
+    np.testing.assert_allclose(drawn, by_columns, atol=1e-12)
+    np.testing.assert_allclose(by_rounds, by_columns, atol=1e-12)
     powers = 1 << np.arange(released)
     place = {int(powers[list(taken)].sum()): i for i, taken in enumerate(rounds)}
     found = np.zeros_like(weights)

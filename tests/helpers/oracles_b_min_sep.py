@@ -97,3 +97,13 @@ def monte_carlo(
 
 def _mean(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+
+
+def indicators(turns: np.ndarray, rounds: int) -> np.ndarray:
+    """Who is in which round, shape (rounds, users), of the rounds of each user; one that is no round stands for none."""
+    found = np.zeros((rounds, turns.shape[1]), dtype=int)
+    for own in turns:
+        some = np.flatnonzero(own < rounds)
+        found[own[some], some] += 1
+    assert found.max(initial=0) <= 1
+    return found

@@ -7,7 +7,8 @@ import pytest
 
 import hatch_build
 from fedcgd import machine_code, passes
-from fedcgd.accounting.b_min_sep import recursion
+from fedcgd.accounting.b_min_sep import drawing, recursion
+from fedcgd.accounting.secret_rounds import overlaps
 from fedcgd.noise import compiled
 from fedcgd.opacus import row_passes
 
@@ -17,6 +18,8 @@ LOADERS = {
     "passes.c": passes,
     "opacus/row_passes.c": row_passes,
     "accounting/b_min_sep/recursion.c": recursion,
+    "accounting/b_min_sep/drawing.c": drawing,
+    "accounting/secret_rounds/overlaps.c": overlaps,
 }
 
 
@@ -54,6 +57,8 @@ def test_the_answer_asked_of_clipping_is_numpys() -> None:
 
 def test_the_answer_asked_of_the_accounting_is_numpys() -> None:
     assert machine_code.checked(lambda: recursion.NUMPY, recursion._answer, recursion._ANSWER) is recursion.NUMPY
+    for drawn in (drawing, overlaps):
+        assert machine_code.checked(lambda: drawn.in_numpy, drawn._answer, drawn._ANSWER) is drawn.in_numpy  # noqa: B023
 
 
 @pytest.mark.parametrize(
@@ -67,6 +72,10 @@ def test_the_answer_asked_of_the_accounting_is_numpys() -> None:
         ("opacus/row_passes.c", "i < rows", "i < rows - 1"),
         ("accounting/b_min_sep/recursion.c", "next[j] * rest", "(float)next[j] * rest"),
         ("accounting/b_min_sep/recursion.c", "kinds[t] * points * 2", "kinds[0] * points * 2"),
+        ("accounting/b_min_sep/drawing.c", "now = t[i] + rounds", "now = t[i] + rounds + (t[i] == 9)"),
+        ("accounting/b_min_sep/drawing.c", "> limit)", ">= 1.01 * limit)"),
+        ("accounting/secret_rounds/overlaps.c", "rounds + t];", "rounds + t - lag];"),
+        ("accounting/secret_rounds/overlaps.c", "left[a] *= powers", "left[a] *= (float)powers"),
     ],
 )
 def test_machine_code_that_differs_from_numpy_is_not_used(

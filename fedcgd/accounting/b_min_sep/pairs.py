@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.accounting.b_min_sep.coins import Coins
+from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, in_numpy
 from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Rounds
+from fedcgd.accounting.secret_rounds.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ENTRIES = 2**25  # of a table: 0.25 GiB
@@ -122,16 +123,7 @@ class PairChain:
     states: States
     start: Vector
     """The probability of each state before round 0."""
-    overlaps: Matrix
-    """θ·K̃ that a round brings, by round and the other's state."""
-    together: Vector
-    """θ·K̃ of a round that both are in, beyond that, by round."""
-    waiting: Vector
-    """Expected weight of what is left before round t, by one's state and the other's free state; shape (n + 1, states, free)."""
-    after: Vector
-    """The same after round t, in which one took part; by its level and the other's state before that round."""
-    both: Vector
-    """The same where both did, by their levels."""
+    tables: Tables
     log_total: float
     """log E exp(θ·K̃). Infinite if it overflows."""
 
@@ -148,86 +140,27 @@ class PairChain:
         if states.limit > law.separation:
             start[law.separation - 1] = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
-            waiting, after, both = _backwards(np.exp(overlaps), np.exp(together), law, states)
+            gained, gained_together = np.exp(overlaps), np.exp(together)
+            waiting, after, both = _backwards(gained, gained_together, law, states)
             used = np.flatnonzero(start)
             total = float(
                 start[used] @ _Meeting.of(used[:, None], used[None, :], states).value(waiting, 0) @ start[used]
             )
         log_total = math.log(total) if 0 < total < math.inf else math.inf
-        return PairChain(law, states, start, overlaps, together, waiting, after, both, log_total)
+        own = law.rounds, law.separation, states.limit, law.rate, states.ages, states.free_index, states.taken
+        tables = Tables(*own, waiting, after, both, overlaps, gained, together, gained_together)
+        return PairChain(law, states, start, tables, log_total)
 
-    def draw(self, generator: np.random.Generator, count: int) -> tuple[Rounds, Rounds, Vector]:
-        """`count` pairs: who takes part when, twice shape (n, count), and θ·K̃ of each.
-
-        Each pair goes from one round in which one of the two takes part to the next.
-        """
-        n, states = self.law.rounds, self.states
-        fresh = np.arange(len(states.levels)) * states.limit  # age 1 at each level
-        rounds, drawn = np.zeros((2, n, count), dtype=bool), np.zeros(count)
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Turns, Vector]:
+        """`count` pairs: the rounds of each, twice shape (most, count), and θ·K̃ of each."""
         first, second = self._drawn_start(generator, count)
-        t, place = np.zeros(count, dtype=np.intp), np.arange(count)
-        while True:
-            wait = np.maximum(0, states.separation - np.maximum(states.ages[first], states.ages[second]))
-            t, first, second = t + wait, states.passed(first, wait), states.passed(second, wait)
-            t, first, second, place = (each[t < n] for each in (t, first, second, place))
-            quiet = self._quiet(t, first, second, generator.random(len(t)))
-            t, first, second = t + quiet, states.passed(first, quiet), states.passed(second, quiet)
-            t, first, second, place = (each[t < n] for each in (t, first, second, place))
-            if not len(t):
-                return rounds[0], rounds[1], drawn
-            with_first, with_second, gained = self._taking_part(t, first, second, generator.random(len(t)))
-            rounds[0, t, place], rounds[1, t, place] = with_first, with_second
-            drawn[place] += gained
-            first, second = (
-                np.where(taking_part, fresh[states.taken[state]], states.later[state])
-                for taking_part, state in ((with_first, first), (with_second, second))
-            )
-            t = t + 1
-
-    def _quiet(self, t: Indices, first: Indices, second: Indices, u: Vector) -> Indices:
-        """How many rounds from t on nobody takes part, at least one of the two states free: n − t for all that are left.
-
-        While nobody does, states follow from each other. So that it lasts m rounds has as its probability a quotient of weights.
-        """
-        states, p = self.states, self.law.rate
-        bound = [np.maximum(0, states.separation - states.ages[state]) for state in (first, second)]
-
-        def weight(rounds: Indices) -> Vector:
-            free = sum(np.maximum(0, rounds - each) for each in bound)
-            one, two = states.passed(first, rounds), states.passed(second, rounds)
-            swap = states.free_index[two] < 0
-            other, index = np.where(swap, two, one), states.free_index[np.where(swap, one, two)]
-            return np.asarray((1 - p) ** free * self.waiting[t + rounds, other, index])
-
-        low, high = np.zeros_like(t), self.law.rounds - t + 1  # lasts so long, and not so long
-        limit = u * weight(low)
-        for _ in range(int(high.max(initial=1)).bit_length()):
-            middle = (low + high) // 2
-            lasts = (weight(middle) > limit) & (middle > low)
-            low, high = np.where(lasts, middle, low), np.where(lasts | (middle == low), high, middle)
-        return low
-
-    def _taking_part(self, t: Indices, first: Indices, second: Indices, u: Vector) -> tuple[Rounds, Rounds, Vector]:
-        """Who does in round t, if somebody does, and θ·K̃ of it; by the states before, of which at least one is free."""
-        p, taken = self.law.rate, self.states.taken
-        is_free = self.states.free_index >= 0
-        swap = ~is_free[second]
-        free, other = np.where(swap, first, second), np.where(swap, second, first)
-        either = is_free[other]
-        by_other, by_free = self.overlaps[t, other], self.overlaps[t, free]
-        alone = np.where(either, p * (1 - p), p) * np.exp(by_other) * self.after[t, taken[free], other]
-        other_alone = np.where(either, p * (1 - p), 0.0) * np.exp(by_free) * self.after[t, taken[other], free]
-        together = by_other + by_free + self.together[t]
-        pair = np.where(either, p * p, 0.0) * np.exp(together) * self.both[t, taken[free], taken[other]]
-        u = u * (alone + other_alone + pair)
-        with_free = (u < alone) | (u >= alone + other_alone)
-        with_other = either & (u >= alone)
-        gained = with_free * by_other + with_other * by_free + (with_free & with_other) * self.together[t]
-        return np.where(swap, with_free, with_other), np.where(swap, with_other, with_free), gained
+        turns, drawn = (compiled() or in_numpy)(generator, self.tables, first, second)
+        most = int((turns < self.law.rounds).any(axis=(0, 2)).sum())
+        return turns[0, :most], turns[1, :most], drawn
 
     def _drawn_start(self, generator: np.random.Generator, count: int) -> tuple[Indices, Indices]:
         used = np.flatnonzero(self.start)
-        value = _Meeting.of(used[:, None], used[None, :], self.states).value(self.waiting, 0)
+        value = _Meeting.of(used[:, None], used[None, :], self.states).value(self.tables.waiting, 0)
         cumulative = np.cumsum((value * self.start[used][:, None] * self.start[used]).ravel())
         drawn = np.searchsorted(cumulative, generator.random(count) * cumulative[-1], side="right")
         drawn = np.minimum(drawn, len(cumulative) - 1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcgd.accounting.random_allocation.epochs import Epochs, Indices, Overlaps
 from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Rounds
+from fedcgd.accounting.secret_rounds.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ENTRIES = 2**25  # of a table: 0.25 GiB
@@ -49,17 +49,17 @@ class EpochPairs:
         log_total = math.log(total) if 0 < total < math.inf else math.inf
         return EpochPairs(epochs, overlaps, scale, tables[::-1], log_total)
 
-    def draw(self, generator: np.random.Generator, count: int) -> tuple[Rounds, Rounds, Vector]:
-        """`count` pairs: who takes part when, twice shape (n, count), and θ·K of each."""
-        b, n, every = self.epochs.length, self.epochs.rounds, np.arange(count)
-        rounds, drawn = np.zeros((2, self.epochs.number * b, count), dtype=bool), np.zeros(count)
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Turns, Vector]:
+        """`count` pairs: the rounds of each user, twice shape (epochs, count), and θ·K of each."""
+        b, n = self.epochs.length, self.epochs.rounds
+        turns, drawn = np.empty((2, self.epochs.number, count), dtype=np.int32), np.zeros(count)
         one = two = np.zeros(count, dtype=np.intp)
         for epoch, table in enumerate(self.tables):
             first, second = table.draw(generator, one, two)
-            rounds[0, epoch * b + first, every] = rounds[1, epoch * b + second, every] = True
+            turns[:, epoch] = np.minimum(epoch * b + np.stack([first, second]), n)  # n: not released
             drawn += table.gained(one, two, first, second)
             one, two = self.overlaps.states[first], self.overlaps.states[second]
-        return rounds[0, :n], rounds[1, :n], drawn
+        return turns[0], turns[1], drawn
 
 
 @dataclass(frozen=True, eq=False)

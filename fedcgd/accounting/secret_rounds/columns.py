@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_array, dia_array
 
@@ -84,6 +83,16 @@ class Columns:
         return result
 
     @cached_property
+    def near(self) -> Matrix:
+        """⟨C[:, t], C[:, t − lag]⟩ beyond what is geometric, `tail_products`·λ^lag·`scales`; shape (`width`, n), by lag and t."""
+        result, n, width = np.zeros((self.width, self.rounds)), self.rounds, self.width
+        for lag in range(width):
+            terms = np.zeros(n - lag)
+            terms[: width - lag] = self.column[: width - lag] * self._band[lag:]
+            result[lag, lag:] = np.cumsum(terms)[::-1] * self.scales[lag:] * self.scales[: n - lag]
+        return result
+
+    @cached_property
     def largest_tail(self) -> float:
         """The most that q can be in a round in which a user may take part: b rounds after the last, 2b after the one before, …"""
         if not self.amplitude:
@@ -102,21 +111,6 @@ class Columns:
                 total += scaled[t]
                 result[t] += self.amplitude * total
         return result
-
-    def of_rounds(self, rounds: NDArray[np.bool_]) -> Matrix:
-        """C·1_P for users who take part in `rounds`, shape (n, m)."""
-        if self.amplitude:
-            return self.forward(rounds.astype(float))
-        result = np.zeros(rounds.shape)
-        t, user = np.nonzero(rounds)
-        for lag in range(self.width):
-            inside = t < self.rounds - lag
-            result[t[inside] + lag, user[inside]] += self._entries(lag)[t[inside]]
-        return result
-
-    def _entries(self, lag: int) -> Vector:
-        """C[t + lag, t] by t, where there is no tail."""
-        return np.asarray(self.scales * self._band[lag])
 
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""
@@ -207,13 +201,14 @@ class BandedColumns(Columns):
             result[lag:] = (self.band[lag:, :width] * self.band[: self.rounds - lag, lag:]).sum(axis=1)
         return result
 
+    @cached_property
+    def near(self) -> Matrix:
+        """⟨C[:, t], C[:, t − lag]⟩, shape (`width`, n), by lag and t."""
+        return np.stack([self.products(lag) for lag in range(self.width)])
+
     def forward(self, x: Matrix) -> Matrix:
         """C·x for x of shape (n, m)."""
         return np.asarray(self._matrices[0] @ x)
-
-    def _entries(self, lag: int) -> Vector:
-        """C[t + lag, t] by t."""
-        return np.asarray(self.band[:, lag])
 
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""

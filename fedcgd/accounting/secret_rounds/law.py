@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from fedcgd.accounting.secret_rounds.columns import Columns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-Rounds = NDArray[np.bool_]
+Turns = NDArray[np.int32]
+"""The rounds of users, by the last axis; along the first ascending, and then n where a user has no more."""
 
 LARGEST = 1e300
 """S beyond, or below 1/`LARGEST`, is set to that. Beyond, only a lower bound is known: e^ε may be larger, too."""
@@ -47,8 +48,8 @@ class Pairs(Protocol):
         """log E exp(θ·K̃). Infinite if it overflows."""
         ...
 
-    def draw(self, generator: np.random.Generator, count: int) -> tuple[Rounds, Rounds, Vector]:
-        """`count` pairs: who takes part when, twice shape (n, count), and θ·K̃ of each."""
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Turns, Vector]:
+        """`count` pairs: the rounds of each user, twice shape (most, count), and θ·K̃ of each."""
         ...
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
 from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import LARGEST, Law, Likelihood
+from fedcgd.accounting.secret_rounds.law import LARGEST, Law, Likelihood, Turns
 from fedcgd.accounting.secret_rounds.tuples import Tuples, largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
@@ -120,13 +120,13 @@ class RemoveSampler:
     def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Matrix, Vector]:
         """Of so many tuples the means of those that are accepted, and the probabilities of all; some at a time, for memory."""
         at_once = max(1, _TUPLES // (self.tuples.columns.rounds * self.tuples.order))
-        means, shares = [], []
+        often, shares = [], []
         for start in range(0, tried, at_once):
             count = min(at_once, tried - start)
-            drawn, probabilities = self.tuples.draw(generator, count)
-            means.append(drawn[:, generator.random(count) < probabilities])
+            turns, probabilities = self.tuples.draw(generator, count)
+            often.append(_how_often(turns[..., generator.random(count) < probabilities], self.tuples.columns.rounds))
             shares.append(probabilities)
-        return np.concatenate(means, axis=1), np.concatenate(shares)
+        return self.tuples.columns.forward(np.concatenate(often, axis=1)), np.concatenate(shares)
 
     def _integrals(self, x: Matrix, slope: Matrix, start: Vector, epsilons: Vector) -> Matrix:
         """∫ φ(t)·g(S(x + t·slope)/a) dt for each a = e^ε, from above, as S grows with t.
@@ -169,6 +169,17 @@ class RemoveSampler:
         values = np.zeros(len(at))
         values[above] = np.exp(at[above] * (1 - r) + np.log(-np.expm1(-at[above])) - largest_of_power(r))
         return values
+
+
+def _how_often(turns: Turns, rounds: int) -> Matrix:
+    """How many users of each tuple are in each round, shape (n, tuples)."""
+    count = turns.shape[-1]
+    places = turns * np.int64(count) + np.arange(count)
+    return (
+        np.bincount(places.ravel(), minlength=(rounds + 1) * count)[: rounds * count]
+        .reshape(rounds, count)
+        .astype(float)
+    )
 
 
 def _tried(columns: Columns, law: Law, sigma: float, epsilon: float, order: int) -> tuple[float, Tuples, float]:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Law, Pairs
-from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.accounting.secret_rounds.law import Law, Pairs, Turns
+from fedcgd.accounting.secret_rounds.overlaps import overlaps
+from fedcgd.mechanisms.mechanism import Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,26 +38,20 @@ class Tuples:
         """log of at least E[S^r]. Infinite if it overflows."""
         return self.order / 2 * self.chain.log_total
 
-    def draw(self, generator: np.random.Generator, count: int) -> tuple[Matrix, Vector]:
-        """Σ_a C1_{P_a} of `count` tuples, shape (n, count), and the probability of each to be accepted."""
-        r, n = self.order, self.columns.rounds
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Vector]:
+        """The rounds of the users of `count` tuples, shape (most, r, count), and the probability of each to be accepted."""
+        r = self.order
         one, two, more = self.chain.draw(generator, count * r // 2)
-        if r == 2:  # one pair, one matching
-            first, second = self.columns.of_rounds(one), self.columns.of_rounds(two)
-            overlap = np.einsum("ij,ij->j", first, second) / self.sigma**2
-            first += second
-            return first, np.minimum(np.exp(overlap - more), 1.0)
-        means = self.columns.of_rounds(np.concatenate([one, two], axis=1)).reshape(n, r, count)
-        flat = np.ascontiguousarray(means.transpose(2, 1, 0))
-        overlaps = flat @ flat.transpose(0, 2, 1) / self.sigma**2
+        turns = np.concatenate([one, two], axis=1).reshape(len(one), r, count)
+        products = overlaps(self.columns, turns) / self.sigma**2
         # The pairs drawn are users a and a + r/2: matching 0. Another would be as likely, and the labels mean nothing else.
-        total = (overlaps.sum(axis=(1, 2)) - np.trace(overlaps, axis1=1, axis2=2)) / 2
-        along = np.stack([overlaps[:, a, c].sum(axis=1) for a, c in matchings(r)])
+        total = products.sum(axis=(1, 2)) / 2
+        along = np.stack([products[:, a, c].sum(axis=1) for a, c in matchings(r)])
         exponents = (r - 1) * along
         top = exponents.max(axis=0)
         accepted = np.exp(total - top) / np.exp(exponents - top).mean(axis=0)
         accepted *= np.exp((r - 1) * along[0] - more.reshape(r // 2, count).sum(axis=0))
-        return means.sum(axis=1), np.minimum(accepted, 1.0)
+        return turns, np.minimum(accepted, 1.0)
 
 
 def matchings(order: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:

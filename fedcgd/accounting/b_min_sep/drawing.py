@@ -1,0 +1,218 @@
+"""The drawing of `pairs`: machine code of `drawing.c`, or NumPy for all pairs together, with the same draws and the same bits.
+
+Each pair goes from one round in which one of the two takes part to the next. All pairs go one such step, and then the next, so
+that the generator's numbers serve the same pairs whichever form draws them.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable
+from ctypes import c_double, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcgd.accounting.secret_rounds.law import Turns
+from fedcgd.machine_code import array, checked, function, library
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+
+Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What the steps follow from. A state of a user is an age 1 … `limit`, for each level."""
+
+    rounds: int
+    separation: int
+    limit: int
+    rate: float
+    ages: Indices
+    """Of each state."""
+    free_index: Indices
+    """The place of each state in which a user may take part among those, −1 for others."""
+    taken: Indices
+    """The level after a round with this user, by its state before."""
+    waiting: Vector
+    """Weights, as in `pairs.PairChain`."""
+    after: Vector
+    both: Vector
+    overlaps: Matrix
+    """θ·K̃ that a round brings, by round and the other's state."""
+    gained: Matrix
+    """exp of that."""
+    together: Vector
+    """θ·K̃ of a round that both are in, beyond that, by round."""
+    gained_together: Vector
+    """exp of that."""
+
+    @property
+    def most(self) -> int:
+        """Rounds that a user can have."""
+        return -(-self.rounds // self.separation)
+
+    @property
+    def rests(self) -> Vector:
+        """(1 − p)^k."""
+        return np.asarray((1 - self.rate) ** np.arange(2 * self.rounds + 1, dtype=float))
+
+    def passed(self, states: Indices, rounds: Indices) -> Indices:
+        """The states so many rounds later, without this user."""
+        return np.asarray(states + np.minimum(rounds, self.limit - self.ages[states]))
+
+
+Draw = Callable[[np.random.Generator, Tables, Indices, Indices], tuple[Turns, Vector]]
+"""From the states before round 0 of each pair's two users the rounds of each, shape (2, most, pairs), ascending and then n where
+there is none; and θ·K̃ of each pair."""
+
+
+def in_numpy(generator: np.random.Generator, of: Tables, first: Indices, second: Indices) -> tuple[Turns, Vector]:
+    """As `Draw` says."""
+    n, count = of.rounds, len(first)
+    turns, used = np.full((2, of.most, count), n, dtype=np.int32), np.zeros((2, count), dtype=np.int64)
+    drawn, rests = np.zeros(count), of.rests
+    t, place = np.zeros(count, dtype=np.int64), np.arange(count)
+    while True:
+        wait = np.maximum(0, of.separation - np.maximum(of.ages[first], of.ages[second]))
+        t, first, second = t + wait, of.passed(first, wait), of.passed(second, wait)
+        t, first, second, place = (each[t < n] for each in (t, first, second, place))
+        quiet = _quiet(of, rests, t, first, second, generator.random(len(t)))
+        t, first, second = t + quiet, of.passed(first, quiet), of.passed(second, quiet)
+        t, first, second, place = (each[t < n] for each in (t, first, second, place))
+        if not len(t):
+            return turns, drawn
+        *with_them, gained = _taking_part(of, t, first, second, generator.random(len(t)))
+        drawn[place] += gained
+        for user, taking_part in enumerate(with_them):
+            here = place[taking_part]
+            turns[user, used[user, here], here] = t[taking_part]
+            used[user, here] += 1
+        first, second = (
+            np.where(taking_part, of.taken[state] * of.limit, of.passed(state, np.ones_like(state)))
+            for taking_part, state in zip(with_them, (first, second), strict=True)
+        )
+        t = t + 1
+
+
+def _quiet(of: Tables, rests: Vector, t: Indices, first: Indices, second: Indices, u: Vector) -> Indices:
+    """How many rounds from t on nobody takes part, at least one of the two states free: n − t for all that are left.
+
+    While nobody does, states follow from each other. So that it lasts m rounds has as its probability a quotient of weights.
+    """
+    bound = [np.maximum(0, of.separation - of.ages[state]) for state in (first, second)]
+
+    def weight(rounds: Indices) -> Vector:
+        free = sum(np.maximum(0, rounds - each) for each in bound)
+        one, two = of.passed(first, rounds), of.passed(second, rounds)
+        swap = of.free_index[two] < 0
+        other, index = np.where(swap, two, one), of.free_index[np.where(swap, one, two)]
+        return np.asarray(rests[free] * of.waiting[t + rounds, other, index])
+
+    low, high = np.zeros_like(t), of.rounds - t + 1  # lasts so long, and not so long
+    limit = u * weight(low)
+    for _ in range(int(high.max(initial=1)).bit_length()):
+        middle = (low + high) // 2
+        lasts = (weight(middle) > limit) & (middle > low)
+        low, high = np.where(lasts, middle, low), np.where(lasts | (middle == low), high, middle)
+    return low
+
+
+def _taking_part(of: Tables, t: Indices, first: Indices, second: Indices, u: Vector) -> tuple[Flags, Flags, Vector]:
+    """Who does in round t, if somebody does, and θ·K̃ of it; by the states before, of which at least one is free."""
+    p, taken = of.rate, of.taken
+    is_free = of.free_index >= 0
+    swap = ~is_free[second]
+    free, other = np.where(swap, first, second), np.where(swap, second, first)
+    either = is_free[other]
+    by_other, by_free = of.gained[t, other], of.gained[t, free]
+    alone = np.where(either, p * (1 - p), p) * by_other * of.after[t, taken[free], other]
+    other_alone = np.where(either, p * (1 - p), 0.0) * by_free * of.after[t, taken[other], free]
+    together = by_other * by_free * of.gained_together[t]
+    pair = np.where(either, p * p, 0.0) * together * of.both[t, taken[free], taken[other]]
+    u = u * (alone + other_alone + pair)
+    with_free = (u < alone) | (u >= alone + other_alone)
+    with_other = either & (u >= alone)
+    gained = with_free * of.overlaps[t, other] + with_other * of.overlaps[t, free]
+    gained += (with_free & with_other) * of.together[t]
+    return np.where(swap, with_free, with_other), np.where(swap, with_other, with_free), gained
+
+
+@cache
+def compiled() -> Draw | None:
+    """Machine code; None where it was not built, or does not work or gives other draws than NumPy."""
+    return checked(_load, _answer, _ANSWER)
+
+
+class _Tables(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("rounds", "separation", "limit", "states", "free", "levels")),
+        ("rate", c_double),
+        *((name, c_void_p) for name in ("ages", "free_index", "taken", "waiting", "after", "both", "overlaps")),
+        *((name, c_void_p) for name in ("gained", "together", "gained_together", "rests")),
+    ]
+
+
+def _load() -> Draw:
+    indices, doubles, size = array(np.int64), array(np.float64), c_int64
+    arguments = [c_void_p, c_void_p, ctypes.POINTER(_Tables), size, *[indices] * 3, size]
+    code = function(
+        library(Path(__file__).with_suffix(".c")), "draw", [*arguments, array(np.int32), indices, doubles, indices]
+    )
+
+    def draw(generator: np.random.Generator, of: Tables, first: Indices, second: Indices) -> tuple[Turns, Vector]:
+        count, most = len(first), of.most
+        turns, drawn = np.full((2, most, count), of.rounds, dtype=np.int32), np.zeros(count)
+        own = [np.ascontiguousarray(each, dtype=np.int64) for each in (of.ages, of.free_index, of.taken)]
+        weights = (of.waiting, of.after, of.both, of.overlaps, of.gained, of.together, of.gained_together, of.rests)
+        own += [np.ascontiguousarray(each, dtype=np.float64) for each in weights]
+        _, states, free = of.waiting.shape
+        sizes = of.rounds, of.separation, of.limit, states, free, of.after.shape[1]
+        given = _Tables(*sizes, of.rate, *(each.ctypes.data for each in own))
+        bits = generator.bit_generator.ctypes
+        code(
+            ctypes.cast(bits.next_double, c_void_p),
+            bits.state,
+            ctypes.byref(given),
+            count,
+            np.zeros(count, dtype=np.int64),
+            first.astype(np.int64),
+            second.astype(np.int64),
+            most,
+            turns,
+            np.zeros((2, count), dtype=np.int64),
+            drawn,
+            np.empty(count, dtype=np.int64),
+        )
+        return turns, drawn
+
+    return draw
+
+
+_ANSWER = "454944269108b54c25ffe14e1a47edd0a0ecbfafb8b504eba0eaff35358bbdad"
+
+
+def _answer(form: Draw) -> bytes:
+    """The draws that it makes by some tables, of two ages that are not told apart by memory and two levels."""
+    n, limit, b, levels = 31, 5, 4, 2
+    ages = np.tile(np.arange(1, limit + 1), levels)
+    free = np.flatnonzero(ages >= b)
+    free_index = np.full(len(ages), -1)
+    free_index[free] = np.arange(len(free))
+    taken = np.arange(len(ages)) % 3 // 2
+
+    def some(*shape: int) -> Vector:
+        return np.asarray(1 + np.arange(math.prod(shape), dtype=float).reshape(shape) * 7919 % 1013 / 1013)
+
+    waiting = some(n + 1, len(ages), len(free)) * 1.07 ** -np.arange(n + 1.0)[:, None, None]
+    tables = Tables(
+        n, b, limit, 0.25, ages, free_index, taken, waiting, some(n, levels, len(ages)), some(n, levels, levels),
+        some(n, len(ages)), some(n, len(ages)) / 2, some(n), some(n) / 4,
+    )  # fmt: skip
+    count = 67
+    states = np.arange(count) % len(ages)
+    turns, drawn = form(np.random.Generator(np.random.SFC64(1)), tables, states, states[::-1] // 2)
+    return turns.tobytes() + drawn.tobytes()
