@@ -207,7 +207,7 @@ def test_moments_by_enumeration(mechanism, order: int) -> None:
     ],
 )
 def test_small_cases_by_quadrature(mechanism, n: int, b: int, sigma: float, warm: bool) -> None:
-    removing, adding = deltas(matrix(mechanism, n), patterns(n, b, 0.3, warm=warm), sigma, 0.7, 161)
+    removing, adding = deltas(matrix(mechanism, n), patterns(n, b, 0.3, warm=warm), sigma, 0.7, 101)
     larger = max(removing, adding)
     found = compute_delta(mechanism, b_min_sep(n, b, 0.3, warm_start=warm), noise_multiplier=sigma, epsilon=0.7)
     assert larger <= found.delta <= larger * 1.12
@@ -252,9 +252,9 @@ def test_calibrated_noise_beside_estimates(mechanism, epsilon: float, estimate: 
 
 def test_one_round_apart_is_poisson_sampling() -> None:
     """σ of DP-SGD with b = 1 beside that of the exact Poisson accountant: an upper bound, and near."""
-    poisson = Participation(rounds=40, sampling="poisson", sampling_rate=0.1)
-    exact = calibrate(DPSGD(), poisson, epsilon=2, delta=1e-4).noise_multiplier
-    found = calibrate(DPSGD(), b_min_sep(40, 1, 0.1), epsilon=2, delta=1e-4).noise_multiplier
+    poisson = Participation(rounds=20, sampling="poisson", sampling_rate=0.1)
+    exact = calibrate(DPSGD(), poisson, epsilon=2, delta=1e-3).noise_multiplier
+    found = calibrate(DPSGD(), b_min_sep(20, 1, 0.1), epsilon=2, delta=1e-3).noise_multiplier
     assert exact <= found <= exact * 1.02
 
 
@@ -337,7 +337,7 @@ def test_the_largest_value_between_two_bounds_counts() -> None:
 def test_confidence_bounds_on_removing_cover() -> None:
     """As above, beside δ by quadrature: the product of two confidence bounds, wrong with probability at most 20 %."""
     columns, law = columns_of(BSR(2), 3, 2, 3), BMinSepLaw(3, 2, 0.3, True)
-    truth, _ = deltas(matrix(BSR(2), 3), patterns(3, 2, 0.3, warm=True), 1.5, 0.7, 161)
+    truth, _ = deltas(matrix(BSR(2), 3), patterns(3, 2, 0.3, warm=True), 1.5, 0.7, 101)
     pilot = search.Question(columns, law, 2.0).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
     bounds = [pilot.confirm(0.0, 1, attempt) for attempt in range(200)]  # a goal that nothing meets: removing alone
@@ -433,9 +433,9 @@ def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: 
 @pytest.mark.parametrize(("epsilon", "delta"), [(2.0, 1e-3), (4.0, 1e-5)])
 def test_the_noise_found_is_at_most_a_percent_above_what_plain_means_ask_for(epsilon: float, delta: float) -> None:
     """A mean of 16,000 bounded draws, others than the search's, has an error of .5 % of δ; a percent of σ is 10 to 20 %."""
-    participation = b_min_sep(60, 6, 0.1)
+    participation = b_min_sep(24, 6, 0.1)
     found = calibrate(BSR(4), participation, epsilon=epsilon, delta=delta).noise_multiplier
-    columns, law = columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True)
+    columns, law = columns_of(BSR(4), 24, 6, 24), BMinSepLaw(24, 6, 0.1, True)
     for part, too_little in ((1.0, False), (0.99, True)):
         sigma = part * found
         sampler = RemoveSampler.of(columns, law, BMinSepLikelihood.of(columns, law, sigma), sigma, epsilon)
@@ -466,17 +466,17 @@ def test_tiny_deltas() -> None:
 
 
 def test_answers_are_repeated_and_agree() -> None:
-    participation, heard = b_min_sep(60, 6, 0.1), list[str]()
-    guarantee = calibrate(BSR(4), participation, epsilon=2, delta=1e-4, progress=heard.append)
+    participation, heard = b_min_sep(24, 6, 0.1), list[str]()
+    guarantee = calibrate(BSR(4), participation, epsilon=2, delta=1e-3, progress=heard.append)
     assert "2 of about" in heard[1]
     assert "to be confirmed, 7 of about 10" in heard[-1]
-    assert calibrate(BSR(4), participation, epsilon=2, delta=1e-4) == guarantee
-    back = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-4)
+    assert calibrate(BSR(4), participation, epsilon=2, delta=1e-3) == guarantee
+    back = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-3)
     assert back.epsilon == pytest.approx(2, rel=0.04)
-    known = calibrate(BSR(4), Participation(rounds=60, min_separation=6), epsilon=2, delta=1e-4)
+    known = calibrate(BSR(4), Participation(rounds=24, min_separation=6), epsilon=2, delta=1e-3)
     assert guarantee.noise_multiplier < 0.8 * known.noise_multiplier
     assert "δ includes 1e-12 for draws" in str(guarantee)
-    part = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-4, released=20)
+    part = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-3, released=8)
     assert part.epsilon < back.epsilon
     assert part.condition is not None
 
@@ -607,8 +607,8 @@ def test_what_a_draw_says_of_one_epsilon_does_not_depend_on_the_others() -> None
 
 def test_an_epsilon_is_near_what_plain_means_say() -> None:
     """δ at a percent and a half less ε is above what was asked for, by means of draws that the search did not see."""
-    found = compute_epsilon(BSR(4), b_min_sep(60, 6, 0.1), noise_multiplier=2.5, delta=1e-3).epsilon
-    columns, law = columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True)
+    found = compute_epsilon(BSR(4), b_min_sep(24, 6, 0.1), noise_multiplier=2.5, delta=1e-3).epsilon
+    columns, law = columns_of(BSR(4), 24, 6, 24), BMinSepLaw(24, 6, 0.1, True)
     likelihood = BMinSepLikelihood.of(columns, law, 2.5)
     for part, too_little in ((1.0, False), (0.985, True)):
         sampler = RemoveSampler.of(columns, law, likelihood, 2.5, part * found)
