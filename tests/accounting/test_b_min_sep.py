@@ -231,11 +231,11 @@ def test_against_an_independent_monte_carlo(name: str) -> None:
     mechanism = catalogue.mechanism(name, Participation(rounds=60, min_separation=10))
     c = matrix(mechanism, 60)
     sigma = 1.7 * np.linalg.norm(c[:, 0])
-    (removing, error), (adding, other) = monte_carlo(c, 6, 0.1, sigma, 1.5, draws=200_000, seed=4)
+    (removing, error), (adding, other) = monte_carlo(c, 6, 0.1, sigma, 1.5, draws=100_000, seed=4)
     found = compute_delta(mechanism, b_min_sep(60, 6, 0.1), noise_multiplier=sigma, epsilon=1.5).delta
     truth = max(removing, adding)
     assert truth - 4 * max(error, other) <= found <= truth * 1.12 + 4 * max(error, other)
-    less, _ = monte_carlo(c, 6, 0.1, sigma * 0.9, 1.5, draws=200_000, seed=4)
+    less, _ = monte_carlo(c, 6, 0.1, sigma * 0.9, 1.5, draws=100_000, seed=4)
     assert less[0] > found + 4 * less[1]
 
 
@@ -433,9 +433,9 @@ def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: 
 @pytest.mark.parametrize(("epsilon", "delta"), [(2.0, 1e-3), (4.0, 1e-5)])
 def test_the_noise_found_is_at_most_a_percent_above_what_plain_means_ask_for(epsilon: float, delta: float) -> None:
     """A mean of 16,000 bounded draws, others than the search's, has an error of .5 % of δ; a percent of σ is 10 to 20 %."""
-    participation = b_min_sep(24, 6, 0.1)
+    participation = b_min_sep(60, 6, 0.1)
     found = calibrate(BSR(4), participation, epsilon=epsilon, delta=delta).noise_multiplier
-    columns, law = columns_of(BSR(4), 24, 6, 24), BMinSepLaw(24, 6, 0.1, True)
+    columns, law = columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True)
     for part, too_little in ((1.0, False), (0.99, True)):
         sigma = part * found
         sampler = RemoveSampler.of(columns, law, BMinSepLikelihood.of(columns, law, sigma), sigma, epsilon)
@@ -465,14 +465,14 @@ def test_tiny_deltas() -> None:
     assert exact <= found <= exact * 1.03
 
 
-def test_answers_are_repeated_and_agree() -> None:
+def test_answers_are_repeated_and_agree(few_draws: None) -> None:
     participation, heard = b_min_sep(24, 6, 0.1), list[str]()
     guarantee = calibrate(BSR(4), participation, epsilon=2, delta=1e-3, progress=heard.append)
     assert "2 of about" in heard[1]
     assert "to be confirmed, 7 of about 10" in heard[-1]
     assert calibrate(BSR(4), participation, epsilon=2, delta=1e-3) == guarantee
     back = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-3)
-    assert back.epsilon == pytest.approx(2, rel=0.04)
+    assert back.epsilon == pytest.approx(2, rel=0.1)
     known = calibrate(BSR(4), Participation(rounds=24, min_separation=6), epsilon=2, delta=1e-3)
     assert guarantee.noise_multiplier < 0.8 * known.noise_multiplier
     assert "δ includes 1e-12 for draws" in str(guarantee)
@@ -607,8 +607,8 @@ def test_what_a_draw_says_of_one_epsilon_does_not_depend_on_the_others() -> None
 
 def test_an_epsilon_is_near_what_plain_means_say() -> None:
     """δ at a percent and a half less ε is above what was asked for, by means of draws that the search did not see."""
-    found = compute_epsilon(BSR(4), b_min_sep(24, 6, 0.1), noise_multiplier=2.5, delta=1e-3).epsilon
-    columns, law = columns_of(BSR(4), 24, 6, 24), BMinSepLaw(24, 6, 0.1, True)
+    found = compute_epsilon(BSR(4), b_min_sep(60, 6, 0.1), noise_multiplier=2.5, delta=1e-3).epsilon
+    columns, law = columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True)
     likelihood = BMinSepLikelihood.of(columns, law, 2.5)
     for part, too_little in ((1.0, False), (0.985, True)):
         sampler = RemoveSampler.of(columns, law, likelihood, 2.5, part * found)

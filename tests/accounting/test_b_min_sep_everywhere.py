@@ -19,7 +19,7 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 WHEN = ["--rounds", "12", "--separation", "3", "--delta", "1e-3", "--sampling", "b-min-sep"]
 
 
-def test_from_the_command_line() -> None:
+def test_from_the_command_line(few_draws: None) -> None:
     """--participations is the expected number: 3 of 12 rounds are p = 1/(4 − 3 + 1)."""
     found = run("epsilon", "--mechanism", "bsr:2", *WHEN, "--participations", "3", "--noise-multiplier", "2", "--json")
     assert found.exit_code == 0, found.output
@@ -83,7 +83,7 @@ def test_a_plan_is_the_same_after_it_was_written_down(warm: bool) -> None:
     assert said.endswith("all free at the start") is not warm
 
 
-def test_the_explanation_says_what_the_scheduler_must_do() -> None:
+def test_the_explanation_says_what_the_scheduler_must_do(few_draws: None) -> None:
     participation = Participation(rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=0.25)
     steps = {
         step.title: step.statement
