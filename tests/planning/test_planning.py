@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvgM
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from fedcgd import Participation, Plan, accountant, calibrate
+from fedcgd import Participation, Plan, accountant
 from fedcgd.cli import app
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd.optimisation import catalogue

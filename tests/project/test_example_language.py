@@ -100,7 +100,12 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]
 def test_in_flower_the_adapters_travel_alone(
     app: ModuleType, half: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = SETTINGS | {"people": 60, "turns": 1, "local-steps": 1, "model": saved_model(tmp_path / "model") if half else ""}
+    settings = SETTINGS | {
+        "people": 60,
+        "turns": 1,
+        "local-steps": 1,
+        "model": saved_model(tmp_path / "model") if half else "",
+    }
     grid = FakeGrid({node: FakeNode(app.client) for node in (1, 2)}, settings)
     app.server(grid, Context(1, 0, {}, RecordDict(), dict(settings)))
     numbers, learned, written, promised = capsys.readouterr().out.splitlines()
