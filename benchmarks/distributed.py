@@ -1,6 +1,6 @@
 """A step on several processes, beside Opacus' own in the same processes: its time, that of the noise, and whether bits stay.
 
-python benchmarks/distributed.py [--turns 5] [--steps 6]
+python benchmarks/distributed.py [--turns 5] [--steps 6] [--device cuda]
 
 Batches of 64 rows in all; ratios are medians over turns, in which both loops take their steps one after the other. Two cores of a
 loaded virtual machine (x86-64, torch 2.13, Gloo): read the columns of the processor; by the clock, other programs are in it.
@@ -71,32 +71,49 @@ class Times:
     model: str = ""
 
 
-def measure(name: str, rank: int, ranks: int, turns: int, steps: int, folder: Path) -> None:
+def measure(name: str, rank: int, ranks: int, turns: int, steps: int, device: str, folder: Path) -> None:
     """A process: both loops in turn, with the same model and so many rows of a batch."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), ranks), rank=rank, world_size=ranks)
+    backend = "gloo"
+    if device == "cuda":
+        devices = torch.cuda.device_count()
+        torch.cuda.set_device(rank % devices)
+        backend = "nccl" if ranks <= devices else "gloo"  # NCCL takes no two processes on one GPU
+    store = dist.FileStore(str(folder / "meeting"), ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     generator = torch.Generator().manual_seed(1)
     size = BATCH * steps
-    data = TensorDataset(torch.randn(size, 784, generator=generator), torch.randint(10, (size,), generator=generator))
+    inputs, labels = torch.randn(size, 784, generator=generator), torch.randint(10, (size,), generator=generator)
+    data = TensorDataset(inputs.to(device), labels.to(device))
     times = Times()
     noise_of(times)
-    loops = {"opacus": opacus(name, data, rank, ranks), "fedcgd": fedcgd(name, data, turns + 1, steps, folder / "one")}
+    loops = {
+        "opacus": opacus(name, data, rank, ranks, device),
+        "fedcgd": fedcgd(name, data, turns + 1, steps, device, folder / "one"),
+    }
     for turn in range(turns + 1):  # the first one warms up, and looks for leaks
         for kind, loop in loops.items():
-            dist.barrier()
+            meet(device)
             wall, processor = time.perf_counter(), time.process_time()
             epoch(*loop)
-            dist.barrier()
+            meet(device)
             if turn:
                 times.wall[kind].append((time.perf_counter() - wall) / steps)
                 times.processor[kind].append((time.process_time() - processor) / steps)
     noise = list(times.noise)
-    in_parts = fedcgd(name, data, 1, steps, folder / "four", PARTS)
+    in_parts = fedcgd(name, data, 1, steps, device, folder / "four", PARTS)
     epoch(*in_parts)
-    octets = b"".join(p.detach().numpy().tobytes() for p in in_parts[0].parameters())
+    octets = b"".join(p.detach().cpu().numpy().tobytes() for p in in_parts[0].parameters())
     times.model, times.noise = hashlib.sha256(octets).hexdigest(), noise
     (folder / f"times-{rank}").write_bytes(pickle.dumps(times))
+
+
+def meet(device: str) -> None:
+    """Wait for this device, and for the other processes."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
 
 
 def epoch(model: Any, optimizer: Any, loader: Any) -> None:
@@ -107,10 +124,10 @@ def epoch(model: Any, optimizer: Any, loader: Any) -> None:
         optimizer.step()
 
 
-def opacus(name: str, data: TensorDataset, rank: int, ranks: int) -> tuple[Any, ...]:
+def opacus(name: str, data: TensorDataset, rank: int, ranks: int, device: str) -> tuple[Any, ...]:
     """Opacus' own: each rank has its part of the examples, in batches of its part of a batch."""
     torch.manual_seed(0)
-    model = DifferentiallyPrivateDistributedDataParallel(MODELS[name]())
+    model = DifferentiallyPrivateDistributedDataParallel(MODELS[name]().to(device))
     mine = Subset(data, range(rank, len(data), ranks))
     private: tuple[Any, ...] = PrivacyEngine().make_private(
         module=model,
@@ -123,10 +140,12 @@ def opacus(name: str, data: TensorDataset, rank: int, ranks: int) -> tuple[Any, 
     return private
 
 
-def fedcgd(name: str, data: TensorDataset, epochs: int, steps: int, record: Path, parts: int = 1) -> tuple[Any, ...]:
+def fedcgd(
+    name: str, data: TensorDataset, epochs: int, steps: int, device: str, record: Path, parts: int = 1
+) -> tuple[Any, ...]:
     """Ours, with a part of the batch for each rank, or `parts` on all of them."""
     torch.manual_seed(0)
-    model = DifferentiallyPrivateDistributedDataParallel(MODELS[name]())
+    model = DifferentiallyPrivateDistributedDataParallel(MODELS[name]().to(device))
     participation = Participation(rounds=epochs * steps, min_separation=steps)
     private: tuple[Any, ...] = CorrelatedPrivacyEngine(NoiseKey.simulation(1), record=record).make_private(
         module=model,
@@ -157,6 +176,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="cuda: NCCL with a GPU for each process, else Gloo"
+    )
     arguments = parser.parse_args()
     print("ms a step           by the clock              of the processor, all ranks")
     print("ranks            Opacus fedcgd ratio      Opacus fedcgd ratio    noise, a rank   same bits")
@@ -166,7 +188,7 @@ def main() -> None:
         alone = ""
         for ranks in RANKS:
             with tempfile.TemporaryDirectory() as folder:
-                given = (ranks, arguments.turns, arguments.steps, Path(folder))
+                given = (ranks, arguments.turns, arguments.steps, arguments.device, Path(folder))
                 processes = [context.Process(target=measure, args=(name, rank, *given)) for rank in range(ranks)]
                 for process in processes:
                     process.start()

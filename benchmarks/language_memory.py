@@ -2,6 +2,7 @@
 
 python benchmarks/language_memory.py                        # models of 1 and 8 billion parameters, calculated
 python benchmarks/language_memory.py --measure --layers 8   # a smaller one: calculated, and the process's peak in a step
+python benchmarks/language_memory.py --measure --model "8 B" --device cuda   # that one with random weights, and the GPU's peak
 
 A step of `examples/language_texts.py`: a base in bfloat16 that is frozen, adapters in float32, AdamW, replayed noise.
 
@@ -13,14 +14,15 @@ A step of `examples/language_texts.py`: a base in bfloat16 that is frozen, adapt
     logits          20 for each text, token and word of the vocabulary: the loss is computed in float32
     activations     what else autograd keeps for the backward pass, counted in the model itself on torch's meta device
 
-Measured steps took 1.1 to 1.5 times the sum of the last four, and the first step, which looks whether examples are
-independent, 2.1 to 3.5 times what later ones took. The table is in docs/guides/trainers.md.
+Measured steps took 1.1 to 1.5 times the sum of the last four on a CPU and 0.7 times on an H200; the first step, which looks
+whether examples are independent, takes two to three times what later ones take. The table is in docs/guides/trainers.md.
 """
 
 import argparse
 import ctypes
 import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,6 +39,7 @@ SIZES = {  # as Llama 3.2 1B and Llama 3.1 8B have them
     "1 B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
     "8 B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
 }
+VOCABULARY = 128256  # of both
 GIB = 2**30
 
 
@@ -90,29 +93,49 @@ def status(name: str) -> float:
     return int(line.split()[1]) / 2**20
 
 
-def measured(sizes: dict[str, int], vocabulary: int, texts: int, length: int) -> None:
-    """Peak of this process above what it held before the model, and the time of a step."""
-    before = status("VmRSS")
-    model = adapted(sizes, vocabulary, True, "cpu")
-    ids = torch.randint(vocabulary, (3 * texts, length))
+def held_and_peak(device: str) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Two functions: GiB in use now, from where a peak is counted anew; and that peak, when all work is done."""
+    if device == "cuda":
+
+        def on_gpu() -> float:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            return torch.cuda.memory_allocated() / GIB
+
+        def gpu_peak() -> float:
+            torch.cuda.synchronize()
+            return torch.cuda.max_memory_allocated() / GIB
+
+        return on_gpu, gpu_peak
+
+    def in_process() -> float:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        return status("VmRSS")
+
+    return in_process, lambda: status("VmHWM")
+
+
+def measured(sizes: dict[str, int], vocabulary: int, tied: bool, texts: int, length: int, device: str) -> None:
+    """Peak above what was held before the model, of this process or of the GPU, and the time of a step."""
+    held, peak = held_and_peak(device)
+    before = held()
+    model = adapted(sizes, vocabulary, tied, device)
+    ids = torch.randint(vocabulary, (5 * texts, length))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     _, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private_with_epsilon(
         module=model, optimizer=optimizer, data_loader=DataLoader(TensorDataset(ids), texts), wrap_model=False,
         mechanism="lambda-cgd", sampling="none", epochs=1, target_epsilon=8.0, target_delta=1e-3, max_grad_norm=1.0,
     )  # fmt: skip
     for (part,) in loader:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        held = status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")
-        begin = time.perf_counter()
-        sequence_loss(model(input_ids=part), part).backward()
+        now, begin = held(), time.perf_counter()
+        texts_there = part.to(device)
+        sequence_loss(model(input_ids=texts_there), texts_there).backward()
         optimizer.step()
         optimizer.zero_grad()
-        more, seconds = status("VmHWM") - held, time.perf_counter() - begin
-        print(
-            f"  measured: {held - before:.2f} GiB before the step, {more:.2f} more in it, {seconds:.1f} s", flush=True
-        )
+        more, seconds = peak() - now, time.perf_counter() - begin
+        print(f"  measured: {now - before:.2f} GiB before the step, {more:.2f} more in it, {seconds:.2f} s", flush=True)
 
 
 def main() -> None:
@@ -120,20 +143,27 @@ def main() -> None:
     options.add_argument("--texts", type=int, default=4, help="in a part of a batch")
     options.add_argument("--length", type=int, default=512, help="tokens of a text")
     options.add_argument("--measure", action="store_true")
+    options.add_argument("--model", choices=list(SIZES), help="to measure one of these, and not a smaller one")
+    options.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="to measure on")
     options.add_argument("--layers", type=int, default=8)
     options.add_argument("--hidden", type=int, default=512)
     options.add_argument("--vocabulary", type=int, default=32000)
     args = options.parse_args()
+    if args.measure and args.model:
+        tied, vocabulary = args.model == "1 B", VOCABULARY
+        calculated(args.model, adapted(SIZES[args.model], vocabulary, tied, "meta"), args.texts, args.length)
+        measured(SIZES[args.model], vocabulary, tied, args.texts, args.length, args.device)
+        return
     if args.measure:
         sizes = {
             "hidden_size": args.hidden, "intermediate_size": 4 * args.hidden, "num_hidden_layers": args.layers,
             "num_attention_heads": 8,
         }  # fmt: skip
         calculated("small", adapted(sizes, args.vocabulary, True, "meta"), args.texts, args.length)
-        measured(sizes, args.vocabulary, args.texts, args.length)
+        measured(sizes, args.vocabulary, True, args.texts, args.length, args.device)
         return
     for name, sizes in SIZES.items():
-        calculated(name, adapted(sizes, 128256, name == "1 B", "meta"), args.texts, args.length)
+        calculated(name, adapted(sizes, VOCABULARY, name == "1 B", "meta"), args.texts, args.length)
 
 
 if __name__ == "__main__":

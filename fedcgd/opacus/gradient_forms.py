@@ -54,7 +54,8 @@ class DenseGradients:
     def norms(self, fast: bool) -> Tensor:
         if (passes := passes_for(self.values)) is not None:
             return row_norms(passes, self.values)[:, None]
-        if not self.examples or not fast or self.values.dtype == torch.float64:
+        few = self.values.shape[1] < _BLOCK  # then a GPU waits for launches only
+        if not self.examples or not fast or few or self.values.dtype == torch.float64:
             norms: Tensor = torch.linalg.vector_norm(
                 self.values, dim=1, keepdim=True, dtype=torch.float64
             )  # slow, no copy

@@ -28,6 +28,7 @@ from fedcgd.opacus.probing import (
 
 RECURRENT = (DPRNN, DPLSTM, DPGRU)
 _REPEATS = 2
+_REPEATS_WHEN_SUSPECTED = 8
 
 Call = Callable[[nn.Module, Any], Any]
 """(module, batch) → the module's output."""
@@ -146,29 +147,41 @@ class BatchLook:
 
     def _mixed_forward(self) -> str:
         """The first place where rows mix; empty if none is known."""
-        plain, again = self._trace(self._batch), self._trace(self._batch)
+        plain = self._trace(self._batch)
+        unlike = self._first_unlike(plain, self._trace(self._batch))
+        mixed = len(plain)
         try:
-            changed = [self._trace(other) for other in self._others]
+            for other, mask in zip(self._others, self._replaced, strict=True):
+                trace = self._trace(other)  # one at a time: each may take as much memory as a step
+                changed = (
+                    i
+                    for i in range(min(mixed, _alike(plain, trace)))
+                    if has_rows(plain[i].values, plain[i].dim, self._rows)
+                    and others_changed(plain[i].values, trace[i].values, plain[i].dim, mask)
+                )
+                mixed = next(changed, mixed)
         except Exception:  # the model refuses such a batch
             return ""
-        alike = [_alike(plain, trace) for trace in changed]
+        if unlike <= mixed and unlike < len(plain):
+            warnings.warn(
+                f"the model gave {plain[unlike].name} another value for the same batch and the same random numbers: it draws "
+                "numbers of its own, or keeps something outside of itself. If that is something of the batch, "
+                "ε does not hold; whether examples reach each other's rows cannot be told",
+                stacklevel=2,
+            )
+            return ""
+        return plain[mixed].name if mixed < len(plain) else ""
+
+    def _first_unlike(self, plain: list[_Seen], again: list[_Seen]) -> int:
+        """Where `again`, of the same batch, is first not as `plain`; its length if it is."""
         repeats = _alike(plain, again)
-        for i, before in enumerate(plain):
-            same = i < repeats
-            if same and not has_rows(before.values, before.dim, self._rows):
-                continue
-            if not same or bool(changed_rows(before.values, again[i].values, before.dim).any()):
-                warnings.warn(
-                    f"the model gave {before.name} another value for the same batch and the same random numbers: it draws "
-                    "numbers of its own, or keeps something outside of itself. If that is something of the batch, "
-                    "ε does not hold; whether examples reach each other's rows cannot be told",
-                    stacklevel=2,
-                )
-                return ""
-            for mask, trace, length in zip(self._replaced, changed, alike, strict=True):
-                if i < length and others_changed(before.values, trace[i].values, before.dim, mask):
-                    return before.name
-        return ""
+        unlike = (
+            i
+            for i in range(repeats)
+            if has_rows(plain[i].values, plain[i].dim, self._rows)
+            and bool(changed_rows(plain[i].values, again[i].values, plain[i].dim).any())
+        )
+        return next(unlike, repeats)
 
     def _kept_for_later(self) -> str:
         """What differs when another batch came before; empty if nothing does, or if that cannot be told."""
@@ -176,24 +189,16 @@ class BatchLook:
         if _same(self._batch, earlier):
             return ""
         try:
-            traces = [self._trace(self._batch, after=first) for first in (self._batch, self._batch, earlier)]
+            plain = self._trace(self._batch, after=self._batch)
+            places = [_first_other(plain, self._trace(self._batch, after=first)) for first in (self._batch, earlier)]
         except InPlaceError:
             raise
         except Exception:
             return ""
-        plain, again, other = traces
-        if min(_alike(plain, again), _alike(plain, other)) < len(plain):
+        if None in places:  # it went another way
             return ""
-        for before, repeated, after in zip(plain, again, other, strict=True):
-            if before.values.dim() <= before.dim:
-                before, repeated, after = (
-                    _Seen(seen.name, 0, seen.values.reshape(1)) for seen in (before, repeated, after)
-                )
-            if bool(changed_rows(before.values, repeated.values, before.dim).any()):
-                return ""
-            if bool(changed_rows(before.values, after.values, before.dim).any()):
-                return before.name
-        return ""
+        repeated, after = (len(plain) if place is None else place for place in places)
+        return plain[after].name if after < repeated else ""
 
     def _trace(self, batch: Any, after: Any = None) -> list[_Seen]:
         """The inputs of all layers that are trained, and the outputs, in their order; `after` another batch, if given."""
@@ -233,27 +238,19 @@ class BatchLook:
                         weight[rows.to(weight.device)] *= -2
                 return list(torch.autograd.grad(outputs, values, given, retain_graph=True, allow_unused=True))
 
-            before, *again = (pulled(None) for _ in range(1 + _REPEATS))
-            changed = [pulled(mask) for mask in self._replaced]
+            before = pulled(None)
+            mixed = self._first_mixed(found, before, pulled)
         except InPlaceError:
             raise
         except Exception:  # it has no gradients in this way, as with checkpoints that are entered again
             return ""
-        spread = spread_of(before, again, [seen.dim for seen in found])
         uses = Counter(id(p) for seen in found for p in _own_parameters(seen.layer))
-        for i, (seen, one) in enumerate(zip(found, before, strict=True)):
-            if one is None:
+        for seen, one in zip(found[:mixed], before[:mixed], strict=True):
+            if one is None or has_rows(one, seen.dim, self._rows) or isinstance(seen.layer, RNNLinear):
                 continue
-            if not has_rows(one, seen.dim, self._rows):
-                packed = isinstance(seen.layer, RNNLinear)
-                if not packed and any(uses[id(p)] > 1 for p in _own_parameters(seen.layer)):
-                    return seen.name
-                continue  # if it is used once, clipping sees that there are fewer rows
-            for mask, after in zip(self._replaced, changed, strict=True):
-                other = after[i]
-                if other is not None and others_changed(one, other, seen.dim, mask, spread):
-                    return seen.name
-        return ""
+            if any(uses[id(p)] > 1 for p in _own_parameters(seen.layer)):
+                return seen.name  # if it is used once, clipping sees that there are fewer rows
+        return found[mixed].name if mixed < len(found) else ""
 
     def _mixed_number(self) -> str:
         """Where an output that is one number for the batch, as a loss is, is no sum of its examples'; empty if none is known."""
@@ -269,22 +266,59 @@ class BatchLook:
             found, plain = gradients(self._batch)
             if not found:
                 return ""
-            again = [gradients(self._batch) for _ in range(_REPEATS)]
-            changed = [gradients(other) for other in self._others]
+            others = {id(mask): other for mask, other in zip(self._replaced, self._others, strict=True)}
+
+            def of(replaced: Tensor | None) -> Sequence[Tensor | None]:
+                after, made = gradients(self._batch if replaced is None else others[id(replaced)])
+                if _alike(found, after) == len(found) and (replaced is not None or len(after) == len(found)):
+                    return made[: len(found)]
+                if replaced is None:
+                    raise RuntimeError("the model does not repeat itself")
+                return [None] * len(found)  # it went another way
+
+            mixed = self._first_mixed(found, plain, of)
         except Exception:  # the model refuses such a batch
             return ""
-        if any(_alike(found, repeated) < max(len(found), len(repeated)) for repeated, _ in again):
-            return ""  # it does not repeat itself
-        spread = spread_of(plain, [made for _, made in again], [seen.dim for seen in found])
-        for mask, (after, gradients_after) in zip(self._replaced, changed, strict=True):
-            if _alike(found, after) < len(found):
-                continue
-            for seen, one, other in zip(found, plain, gradients_after, strict=False):
-                if one is None or other is None or not has_rows(one, seen.dim, self._rows):
-                    continue
-                if others_changed(one, other, seen.dim, mask, spread):
-                    return f"{seen.name}, of a single number that the model gives for the batch"
-        return ""
+        if mixed == len(found):
+            return ""
+        return f"{found[mixed].name}, of a single number that the model gives for the batch"
+
+    def _first_mixed(
+        self,
+        found: list[_Seen],
+        plain: Sequence[Tensor | None],
+        gradients: Callable[[Tensor | None], Sequence[Tensor | None]],
+    ) -> int:
+        """The first of `found` whose gradients in other rows follow the replaced ones; their number if none does.
+
+        `gradients` of replaced rows, or of the batch as it is, are made anew in each call, and forgotten, since they may take as
+        much memory as a step. On a GPU a sum made in another order now and then ends in another last bit, and the layers below
+        make more of it: what mixes does so each time, by more than the same batch ever differs.
+        """
+        dims = [seen.dim for seen in found]
+
+        def spread(calls: int) -> float:
+            return max(spread_of(plain, [gradients(None)], dims) for _ in range(calls))
+
+        def first(mask: Tensor, spread: float) -> int:
+            after = gradients(mask)
+            changed = (
+                i
+                for i, (one, other, dim) in enumerate(zip(plain, after, dims, strict=True))
+                if one is not None
+                and other is not None
+                and has_rows(one, dim, self._rows)
+                and others_changed(one, other, dim, mask, spread)
+            )
+            return next(changed, len(found))
+
+        usual = spread(_REPEATS)
+        suspects = [mask for mask in self._replaced if first(mask, usual) < len(found)]
+        if not suspects:
+            return len(found)
+        usual = max(usual, spread(_REPEATS_WHEN_SUSPECTED))
+        places = [[first(mask, usual) for _ in range(_REPEATS_WHEN_SUSPECTED)] for mask in suspects]
+        return min((min(calls) for calls in places if max(calls) < len(found)), default=len(found))
 
     def _graph(self, batch: Any) -> tuple[list[_Seen], list[Tensor]]:
         """The outputs of all layers that are trained, in their order, and those of the model that depend on them."""
@@ -387,6 +421,18 @@ def _alike(one: list[_Seen], other: list[_Seen]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     differ = (i for i, (a, b) in pairs if (a.name, a.values.shape) != (b.name, b.values.shape))
     return next(differ, min(len(one), len(other)))
+
+
+def _first_other(one: list[_Seen], other: list[_Seen]) -> int | None:
+    """Where two traces first differ; their length if they do not, None if the second went another way."""
+    if _alike(one, other) < len(one):
+        return None
+    for i, pair in enumerate(zip(one, other, strict=True)):
+        dim = pair[0].dim if pair[0].values.dim() > pair[0].dim else 0
+        before, after = (seen.values if seen.values.dim() > dim else seen.values.reshape(1) for seen in pair)
+        if bool(changed_rows(before, after, dim).any()):
+            return i
+    return len(one)
 
 
 def _own_parameters(layer: nn.Module | None) -> list[nn.Parameter]:

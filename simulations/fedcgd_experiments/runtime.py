@@ -1,6 +1,7 @@
 """Time of a private training step for each way to make correlated noise, over that of `opacus.PrivacyEngine`."""
 
 import gc
+import itertools
 import os
 import statistics
 import time
@@ -38,6 +39,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     **{name: partial(bert, name, None) for name in ("bert-tiny", "bert-base", "bert-large")},
 }
 OPACUS = ("opacus", 1)
+_EPOCH = 50  # steps; an epoch begins with a look at rows of the data set
 _ROUNDS = 2000  # more than are timed; a plan tries as many before it takes a mechanism that is not fedcgd's
 VARIANTS = [("dp-sgd", 1), *((noise, bands) for noise in ("replay", "cpu-buffer") for bands in (2, 4, 16))]
 
@@ -77,7 +79,7 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     given: dict[str, Any] = {
         "module": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=1e-4),
-        "data_loader": DataLoader(TensorDataset(torch.zeros(batch)), batch_size=batch),
+        "data_loader": DataLoader(TensorDataset(torch.zeros(batch * _EPOCH)), batch_size=batch),
         "grad_sample_mode": mode,
     }
     if noise == "opacus":
@@ -102,10 +104,12 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     module, optimizer, *criterion, loader = private
     loss = criterion[0] if criterion else nn.CrossEntropyLoss()
     module.train()
-    parts = BatchMemoryManager(data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer).__enter__()
+    manager = BatchMemoryManager(data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer)
+    parts = itertools.chain.from_iterable(itertools.repeat(manager.__enter__().batch_sampler))
 
     def step() -> None:
-        for rows in parts.batch_sampler:  # an epoch has one step
+        for _ in range(-(-batch // physical)):
+            rows = torch.as_tensor(next(parts)) % batch
             optimizer.zero_grad()
             loss(module(inputs[rows]), targets[rows]).backward()
             optimizer.step()

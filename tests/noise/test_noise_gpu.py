@@ -40,6 +40,7 @@ STEPS = np.rint(RANDOM.normal(size=5000) * 2.0**40)
 OTHER = np.eye(1, 5000, 4999)[0]
 TOTAL, FACTORS = RANDOM.normal(size=1500), RANDOM.random(3)
 ROWS = [RANDOM.normal(size=(3, 1500)).astype(kind) for kind in (np.float32, np.float16)]
+MANY_ROWS = RANDOM.normal(size=(70, 1500)).astype(np.float32)  # more than the kernel takes at a time
 
 QUESTIONS: list[tuple[Any, ...]] = [
     *(("normal", KEYS[0], start, size) for start, size in PARTS[1:]),
@@ -56,6 +57,7 @@ QUESTIONS: list[tuple[Any, ...]] = [
     ("sum_digest", STEPS, bytes(31) + b"1"),
     *(("add_rows", TOTAL.copy(), rows, FACTORS) for rows in ROWS),
     ("add_rows", TOTAL.copy(), ROWS[0][:0], FACTORS[:0]),
+    ("add_rows", TOTAL.copy(), MANY_ROWS, RANDOM.random(70)),
     *(("apart", what) for what in ("noise", "hashes", "rows")),
     *(("rounds", mechanism, mode, 3.0, 401) for mechanism, mode in RUNS),
 ]
@@ -263,6 +265,8 @@ def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: st
         gpu_code._tile_hashes, types | dict.fromkeys(constants, "constexpr"), constants, gpu_code.OPTIONS
     )["ttir"]
     types = {"total": "*fp64", "values": "*fp32", "factors": "*fp64", "rows": "i32", "columns": size}
-    added = assembled(rows._add_rows, types | {"BLOCK": "constexpr"}, {"BLOCK": 1024}, rows.OPTIONS)["ttir"]
+    added = assembled(
+        rows._add_rows, types | {"ROWS": "constexpr", "BLOCK": "constexpr"}, {"ROWS": 32, "BLOCK": 128}, rows.OPTIONS
+    )["ttir"]
     for code in (hashes, added):
         assert set(re.findall(r"arith\.muli .*?\b\d*x?(i\d+)\b", code)) == {"i64"}

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus import CorrelatedPrivacyEngine, check_independence
+from fedcgd.opacus import CorrelatedPrivacyEngine, CrossExampleLeakError, check_independence
 from fedcgd.opacus.independence import BatchLook
 
 SIZE = 5
@@ -182,3 +182,44 @@ def test_a_batch_that_the_model_does_not_take_is_the_models_error():
     for rows in (4, 1):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             check_independence(nn.Linear(6, 3), torch.randn(rows, 5))
+
+
+class LastBit(torch.autograd.Function):
+    """The same on the way forward; on the way back, the last row is now and then a little off, and whatever else `mixes` adds."""
+
+    @staticmethod
+    def forward(ctx, rows, calls, off_in, mixes):
+        ctx.calls, ctx.off_in, ctx.mixes = calls, off_in, mixes
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx, slopes):
+        slopes = slopes + ctx.mixes * slopes[:1]
+        if len(ctx.calls) in ctx.off_in:
+            slopes[-1] *= 1.004
+        ctx.calls.append(1)
+        return slopes, None, None, None
+
+
+class SumsInAnyOrder(nn.Module):
+    """What a GPU makes of a sum in bfloat16, whose order is another now and then."""
+
+    def __init__(self, off_in, mixes=0.0):
+        super().__init__()
+        self.first, self.last, self.calls = nn.Linear(5, 4), nn.Linear(4, 3), []
+        self.off_in, self.mixes = off_in, mixes
+
+    def forward(self, inputs):
+        return self.last(LastBit.apply(torch.tanh(self.first(inputs)), self.calls, self.off_in, self.mixes))
+
+
+@pytest.mark.parametrize("first", range(8))
+@pytest.mark.parametrize("every", [2, 3, 5, 7, 11])
+def test_a_sum_in_another_order_now_and_then_is_not_taken_for_a_mixture(every, first):
+    check_independence(SumsInAnyOrder(range(first, 1000, every)), torch.randn(6, 5))
+
+
+@pytest.mark.parametrize("every", [2, 5, 1000])
+def test_a_mixture_is_seen_beside_sums_in_another_order(every):
+    with pytest.raises(CrossExampleLeakError, match="the gradient of the output of 'first'"):
+        check_independence(SumsInAnyOrder(range(3, 1000, every), mixes=0.2), torch.randn(6, 5))
