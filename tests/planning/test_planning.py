@@ -50,7 +50,7 @@ def ranked() -> list[PlannedRecipe]:
 
 @pytest.fixture(scope="module")
 def ranked_with_secrets(few_draws_everywhere: None) -> list[PlannedRecipe]:
-    return plan_recipes(replace(QUESTION, secret=("poisson", "balls-in-bins", "b-min-sep")))
+    return plan_recipes(replace(QUESTION, secret=("poisson", "balls-in-bins", "b-min-sep"), max_rounds=24))
 
 
 def descended(recipe: Recipe, rate: float, curvature: float, noise: np.ndarray, start: float) -> np.ndarray:
