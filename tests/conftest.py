@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # One thread a process: the machine's cores are shared, and thread contention makes times jump.
@@ -16,6 +17,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcgd.accounting import answers
+from fedcgd.accounting.secret_rounds import search
 
 answers.LONG = float("inf")  # every answer is found by the code that is tested
 
@@ -48,6 +50,27 @@ def _no_runs_of_other_tests() -> None:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that an earlier run has optimised is found."""
     monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
+
+
+@contextmanager
+def _few_draws() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(search, "_MOST", search._FEWEST)
+        yield
+
+
+@pytest.fixture
+def few_draws() -> Iterator[None]:
+    """Answers under secret rounds are upper bounds as ever, and looser: for tests of what is asked, not of how near."""
+    with _few_draws():
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_draws_everywhere() -> Iterator[None]:
+    """The same for all tests of a file and what they share."""
+    with _few_draws():
+        yield
 
 
 @pytest.fixture

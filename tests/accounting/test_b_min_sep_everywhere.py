@@ -16,20 +16,20 @@ from fedcgd.accounting.explain import explain
 from fedcgd.ledger.statement import _participation
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
-WHEN = ["--rounds", "60", "--separation", "6", "--delta", "1e-4", "--sampling", "b-min-sep"]
+WHEN = ["--rounds", "12", "--separation", "3", "--delta", "1e-3", "--sampling", "b-min-sep"]
 
 
-def test_from_the_command_line() -> None:
-    """--participations is the expected number: 5 of 60 rounds are p = 1/(12 − 6 + 1)."""
-    found = run("epsilon", "--mechanism", "bsr:4", *WHEN, "--participations", "5", "--noise-multiplier", "2", "--json")
+def test_from_the_command_line(few_draws: None) -> None:
+    """--participations is the expected number: 3 of 12 rounds are p = 1/(4 − 3 + 1)."""
+    found = run("epsilon", "--mechanism", "bsr:2", *WHEN, "--participations", "3", "--noise-multiplier", "2", "--json")
     assert found.exit_code == 0, found.output
     values = json.loads(found.stdout)
-    participation = Participation(rounds=60, min_separation=6, sampling="b-min-sep", sampling_rate=1 / 7)
-    assert values["sampling_rate"] == 1 / 7
+    participation = Participation(rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=1 / 2)
+    assert values["sampling_rate"] == 1 / 2
     assert "warm_start" not in values
-    assert values["epsilon"] == compute_epsilon(BSR(4), participation, noise_multiplier=2.0, delta=1e-4).epsilon
-    words = ("epsilon", "--mechanism", "bsr:4", *WHEN, "--sampling-rate", "1/7", "--noise-multiplier", "2")
-    assert "at least b = 6 after its last, with probability p = 0.142857 (in 0.0833333 of all" in run(*words).output
+    assert values["epsilon"] == compute_epsilon(BSR(2), participation, noise_multiplier=2.0, delta=1e-3).epsilon
+    words = ("epsilon", "--mechanism", "bsr:2", *WHEN, "--sampling-rate", "1/2", "--noise-multiplier", "2")
+    assert "at least b = 3 after its last, with probability p = 0.5 (in 0.25 of all" in run(*words).output
     cold = json.loads(run(*words, "--cold-start", "--json").stdout)
     assert cold["warm_start"] is False
     assert cold["epsilon"] > values["epsilon"]
@@ -38,7 +38,7 @@ def test_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--participations", "11"], "participations must be in 1 … 10, the rounds that fit 6 apart; got 11"),
+        (["--participations", "5"], "participations must be in 1 … 4, the rounds that fit 3 apart; got 5"),
         ([], "needs --sampling-rate"),
         (["--sampling-rate", "0.1", "--method", "deterministic"], "leave --method out"),
     ],
@@ -83,7 +83,7 @@ def test_a_plan_is_the_same_after_it_was_written_down(warm: bool) -> None:
     assert said.endswith("all free at the start") is not warm
 
 
-def test_the_explanation_says_what_the_scheduler_must_do() -> None:
+def test_the_explanation_says_what_the_scheduler_must_do(few_draws: None) -> None:
     participation = Participation(rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=0.25)
     steps = {
         step.title: step.statement

@@ -223,7 +223,7 @@ def test_tables_that_would_be_too_large_are_refused() -> None:
         compute_delta(BSR(50), one_each(20_000, 100), noise_multiplier=20.0, epsilon=1.0)
 
 
-def test_from_the_command_line_to_the_explanation() -> None:
+def test_from_the_command_line_to_the_explanation(few_draws: None) -> None:
     words = ["--rounds", "12", "--participations", "3", "--sampling", "random-allocation", "--delta", "1e-4"]
     found = run("epsilon", "--mechanism", "bsr:2", *words, "--noise-multiplier", "2", "--json")
     assert found.exit_code == 0, found.output

@@ -92,7 +92,9 @@ def test_runs_that_are_trained_at_once_are_those_of_the_app(monkeypatch) -> None
     ("sampling", "mechanism"),
     [("poisson", "dp-sgd"), ("balls-in-bins", "lambda-cgd:0.5"), ("b-min-sep", "lambda-cgd:0.5")],
 )
-def test_people_who_are_sampled_secretly_are_those_of_the_app(sampling: str, mechanism: str, monkeypatch) -> None:
+def test_people_who_are_sampled_secretly_are_those_of_the_app(
+    sampling: str, mechanism: str, monkeypatch, few_draws: None
+) -> None:
     point = replace(POINT, sampling=sampling, mechanism=mechanism, epsilon=4.0, cohort=6, participations=1)
     public = replace(point, sampling="none")
     known, secret = (prepared(one).guarantee for one in (public, point))

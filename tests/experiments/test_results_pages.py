@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -17,6 +19,14 @@ from fedcgd_experiments.tables import CASES, NOT_RUN, Found, fill, headline_comp
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ("results", "results_data", "results_federated")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_study_is_read_once() -> Iterator[None]:
+    """Its points are parsed by the hundred thousand, and many tables are of one study."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Found, "read", staticmethod(cache(Found.read)))
+        yield
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -296,7 +296,7 @@ def test_balls_in_bins_asks_exactly_one_secret_bin_and_releases_empty_ones() -> 
     assert sum(len(per_round[t]) for t in range(3)) == 5
 
 
-def test_under_b_min_sep_a_user_who_is_away_has_spent_its_coin(tmp_path: Path) -> None:
+def test_under_b_min_sep_a_user_who_is_away_has_spent_its_coin(tmp_path: Path, few_draws: None) -> None:
     """Who is asked when follows from the key alone. Were a user that was away drawn anew once it is back, its rounds would not be
     a part of those that are accounted for.
     """
@@ -322,6 +322,7 @@ def test_under_b_min_sep_a_user_who_is_away_has_spent_its_coin(tmp_path: Path) -
     assert not any(user in asked[t] for user in rested for t in (7, 8))
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson", "b-min-sep"])
 def test_who_was_drawn_is_asked_in_each_try_of_the_round_however_silent(sampling) -> None:
     """Else who takes part would hang on who answers, and the sampling would not be the one that is accounted for."""

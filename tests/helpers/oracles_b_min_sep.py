@@ -79,16 +79,11 @@ def monte_carlo(
 
     removing, adding = [], []
     for _ in range(0, draws, 1000):
-        taken = np.zeros((n, 1000))
-        for user in range(1000):
-            start = int(generator.random() / mean) + 1
-            t = start if start < separation else 0
-            while t < n:
-                if generator.random() < rate:
-                    taken[t, user] = 1
-                    t += separation
-                else:
-                    t += 1
+        start = (generator.random(1000) / mean).astype(int) + 1
+        taken, free = np.zeros((n, 1000)), np.where(start < separation, start, 0)
+        for t in range(n):
+            drawn = (free <= t) & (generator.random(1000) < rate)
+            taken[t, drawn], free[drawn] = 1, t + separation
         z = sigma * generator.standard_normal((n, 1000))
         removing.append(np.maximum(0, 1 - np.exp(epsilon - log_ratio(c @ taken + z))))
         adding.append(np.maximum(0, 1 - np.exp(epsilon + log_ratio(z))))

@@ -22,6 +22,7 @@ from fedcgd.participation import Sampling
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd_simulations.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("few_draws_everywhere")
 USERS, COHORT = names(24), 8
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

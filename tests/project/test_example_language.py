@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import runpy
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from pydoc_data import topics
 from types import ModuleType
 
 import pytest
@@ -20,18 +22,32 @@ from fedcgd.ledger import verify
 from fedcgd_flower.messages import read_train_message
 from fedcgd_simulations.flower_runs import local_superlink
 
+pytestmark = pytest.mark.filterwarnings("default")  # of PEFT and Opacus, as a user of the programs sees them
 EXAMPLES = Path(__file__).parents[2] / "examples"
 APP = EXAMPLES / "flower_language"
 SETTINGS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 ADAPTERS = 2 * (4 * 2 * 64 * 8 + 3 * (64 + 128) * 8)  # of two layers: four maps of 64 to 64, three of 64 to 128 or back
 
 
-def run(program: str, *options: str) -> list[str]:
-    """The last two lines that it prints."""
-    command = [sys.executable, EXAMPLES / program, *options, "--epochs", "2", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-2:]
+@pytest.fixture(autouse=True)
+def short_manual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of 120 people are enough, and perplexity is of those that are left."""
+    manual = "\n".join(topics.topics.values())
+    monkeypatch.setattr(topics, "topics", {"manual": manual.encode()[: 120 * 8 * 64].decode(errors="replace")})
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """Runs a program here, where Transformers is imported already; the last two lines that it prints."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def lines(program: str, *options: str) -> list[str]:
+        monkeypatch.delitem(sys.modules, "language_users", raising=False)
+        monkeypatch.setattr(sys, "argv", [program, *options, "--epochs", "1", "--device", "cpu"])
+        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+        return capsys.readouterr().out.splitlines()[-2:]
+
+    return lines
 
 
 def perplexities(line: str) -> tuple[float, ...]:
@@ -40,7 +56,7 @@ def perplexities(line: str) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("way", ["users", "texts", "public"])
-def test_it_learns_and_says_what_it_promises(way: str) -> None:
+def test_it_learns_and_says_what_it_promises(run: Callable[..., list[str]], way: str) -> None:
     first, last = run("language_users.py", "--way", way, "--users", "100")
     before, after = perplexities(first)
     assert after < before
@@ -51,7 +67,7 @@ def test_it_learns_and_says_what_it_promises(way: str) -> None:
 @pytest.mark.parametrize(
     "engine", ["fedcgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("opacus", "none"))]
 )
-def test_the_loop_of_opacus_with_either_engine_and_with_none(engine: str) -> None:
+def test_the_loop_of_opacus_with_either_engine_and_with_none(run: Callable[..., list[str]], engine: str) -> None:
     first, last = run("language_texts.py", "--engine", engine, "--texts", "800", "--batch", "80")
     before, after = perplexities(first)
     assert after < before
@@ -80,12 +96,16 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]
     del sys.modules["language_app"]
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's, in Transformers
 @pytest.mark.parametrize("half", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_in_flower_the_adapters_travel_alone(
     app: ModuleType, half: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = SETTINGS | {"people": 60, "turns": 1, "model": saved_model(tmp_path / "model") if half else ""}
+    settings = SETTINGS | {
+        "people": 60,
+        "turns": 1,
+        "local-steps": 1,
+        "model": saved_model(tmp_path / "model") if half else "",
+    }
     grid = FakeGrid({node: FakeNode(app.client) for node in (1, 2)}, settings)
     app.server(grid, Context(1, 0, {}, RecordDict(), dict(settings)))
     numbers, learned, written, promised = capsys.readouterr().out.splitlines()

@@ -21,12 +21,12 @@ from fedcgd_simulations.flower_runs import local_superlink, run_app
 from fedcgd_simulations.tasks import get_task
 
 KEY = NoiseKey.simulation(3)
-ROUNDS, COHORT, LEARNING_RATE = 20, 60, 2.0
+ROUNDS, COHORT, LEARNING_RATE = 10, 60, 2.0
 RUN_CONFIG = {"task": "digits", "model": "", "data-dir": "", "users": "examples", "local-epochs": 0, "seed": 0}
 
 PARTICIPATIONS = {
-    "none": Participation(rounds=ROUNDS, min_separation=10),
-    "balls-in-bins": Participation(rounds=ROUNDS, min_separation=10, sampling="balls-in-bins"),
+    "none": Participation(rounds=ROUNDS, min_separation=5),
+    "balls-in-bins": Participation(rounds=ROUNDS, min_separation=5, sampling="balls-in-bins"),
     "poisson": Participation(rounds=ROUNDS, sampling="poisson", sampling_rate=COHORT / 1260),
     "cyclic-poisson": Participation(
         rounds=ROUNDS, min_separation=4, sampling="cyclic-poisson", sampling_rate=4 * COHORT / 1260
@@ -72,13 +72,13 @@ def test_flwr_run_on_ray_trains_the_same_model_as_central(tmp_path: Path) -> Non
     with local_superlink(tmp_path / "flwr") as environment:
         figures = run_app(
             environment,
-            {"participations": 1, "rounds": 20, "seed": 3, "results": str(tmp_path / "run.json")},
+            {"participations": 1, "rounds": 10, "seed": 3, "results": str(tmp_path / "run.json")},
             timeout=240,
         )
     data = get_task("digits").load()
     participation = Participation(**figures["participation"])
     history, batches = History(), []
-    for round in range(20):
+    for round in range(10):
         users = cohort(
             participation,
             round,
@@ -98,6 +98,6 @@ def test_flwr_run_on_ray_trains_the_same_model_as_central(tmp_path: Path) -> Non
     for weights in models:
         scores = normalize(data.test.inputs.numpy()) @ weights[:640].reshape(10, 64).T + weights[640:]
         accuracies.append(np.mean(scores.argmax(1) == data.test.targets.numpy()))
-    assert figures["releases"] == 20
+    assert figures["releases"] == 10
     np.testing.assert_allclose(figures["accuracy"][1:], accuracies, atol=1e-6)
     assert (tmp_path / "run.png").stat().st_size > 10_000
