@@ -17,7 +17,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedcgd.numeric import so_many
-from fedcgd_flower.flower_private import log_warning
+from fedcgd_flower.flower_private import is_simulation, log_warning
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
@@ -200,7 +200,11 @@ class UserDirectory:
                     self._record_hosted_users(node_id, names, answer)
                     break
                 question.message_ids.remove(message_id)
-                if not question.trouble:
+                if is_simulation(grid):
+                    question.rest = (
+                        _LONGEST_REST  # the machine that lacks something has it no sooner for being asked again
+                    )
+                elif not question.trouble:
                     question.rest = min(question.rest, _AGAIN)
                 question.trouble = PROBLEMS[answer] if answer else self._trouble(reply)
                 if question.trouble and not question.told:

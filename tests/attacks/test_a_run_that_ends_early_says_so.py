@@ -152,6 +152,28 @@ def test_a_run_does_not_end_while_a_node_that_failed_once_has_not_answered_again
     assert not directory.is_hopeless
 
 
+def test_in_a_simulation_a_node_that_failed_ends_the_run_before_its_first_round(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine of a Ray cluster lacks the code: asked again, a node may answer from another one, and lose users later."""
+
+    class InMemoryGrid(FakeGrid):
+        """What Flower calls the grid of a simulation."""
+
+    monkeypatch.setattr("fedcgd_flower.user_directory.time", clock)
+    grid = InMemoryGrid(two_nodes(24).nodes)
+    failed: list[int] = []
+
+    def once(request: Message, reply: Message) -> Message:
+        failed.append(1)
+        return Message(Error(code=1, reason="no module"), reply_to=request) if len(failed) == 1 else reply
+
+    next(iter(grid.nodes.values())).tamper = once
+    with pytest.raises(ValueError, match=r"1 of 2 nodes (has|have) not said which users"):
+        make(patience=600.0).start(grid, record(np.zeros(SIZE)))
+    assert len(failed) == 1
+
+
 def test_in_a_simulation_nobody_is_waited_for_who_cannot_come(clock: Clock) -> None:
     class InMemoryGrid(FakeGrid):
         """What Flower calls the grid of a simulation."""
