@@ -138,7 +138,7 @@ def test_the_digest_of_a_sum_depends_on_every_number_and_on_the_key(answers) -> 
 def test_rows_are_added_in_double_precision(answers) -> None:
     for (_, values, factors), found in of(answers, "add_rows"):
         expected = TOTAL + (values.astype(np.float64) * factors[:, None]).sum(0)
-        np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)
+        np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-13)  # rows are added in another order
 
 
 def test_numbers_that_are_apart_in_memory_are_refused(answers) -> None:
