@@ -8,8 +8,9 @@ from math import ceil, expm1, log, log1p, sqrt
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from fedcgd.accounting.calibration import accountant, calibrate
-from fedcgd.mechanisms import DPSGD, Mechanism
+from fedcgd.accounting import gaussian
+from fedcgd.accounting.calibration import accountant
+from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import Objective, Workload
@@ -106,7 +107,7 @@ class Judge:
 @lru_cache(maxsize=16)
 def _one_release(epsilon: float, delta: float) -> float:
     """σ of one release of sensitivity 1."""
-    return calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
+    return gaussian.sigma(epsilon=epsilon, delta=delta)
 
 
 def iterations(say: Callable[[str], None]) -> Callable[[int, float], None]:

@@ -231,11 +231,11 @@ class BatchLook:
             weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
             values = [seen.values for seen in found]
 
-            def pulled(rows: Tensor | None) -> list[Tensor | None]:
+            def pulled(replaced: int | None) -> list[Tensor | None]:
                 given = [weight.clone() for weight in weights]
                 for weight in given:
-                    if rows is not None:
-                        weight[rows.to(weight.device)] *= -2
+                    if replaced is not None:
+                        weight[self._replaced[replaced].to(weight.device)] *= -2
                 return list(torch.autograd.grad(outputs, values, given, retain_graph=True, allow_unused=True))
 
             before = pulled(None)
@@ -266,10 +266,9 @@ class BatchLook:
             found, plain = gradients(self._batch)
             if not found:
                 return ""
-            others = {id(mask): other for mask, other in zip(self._replaced, self._others, strict=True)}
 
-            def of(replaced: Tensor | None) -> Sequence[Tensor | None]:
-                after, made = gradients(self._batch if replaced is None else others[id(replaced)])
+            def of(replaced: int | None) -> Sequence[Tensor | None]:
+                after, made = gradients(self._batch if replaced is None else self._others[replaced])
                 if _alike(found, after) == len(found) and (replaced is not None or len(after) == len(found)):
                     return made[: len(found)]
                 if replaced is None:
@@ -287,21 +286,22 @@ class BatchLook:
         self,
         found: list[_Seen],
         plain: Sequence[Tensor | None],
-        gradients: Callable[[Tensor | None], Sequence[Tensor | None]],
+        gradients: Callable[[int | None], Sequence[Tensor | None]],
     ) -> int:
         """The first of `found` whose gradients in other rows follow the replaced ones; their number if none does.
 
-        `gradients` of replaced rows, or of the batch as it is, are made anew in each call, and forgotten, since they may take as
-        much memory as a step. On a GPU a sum made in another order now and then ends in another last bit, and the layers below
-        make more of it: what mixes does so each time, by more than the same batch ever differs.
+        `gradients`, of the batch as it is or with those rows replaced that have this place in `_replaced`, are made anew in
+        each call, and forgotten, since they may take as much memory as a step. On a GPU a sum made in another order now and
+        then ends in another last bit, and the layers below make more of it: what mixes does so each time, by more than the
+        same batch ever differs.
         """
         dims = [seen.dim for seen in found]
 
         def spread(calls: int) -> float:
             return max(spread_of(plain, [gradients(None)], dims) for _ in range(calls))
 
-        def first(mask: Tensor, spread: float) -> int:
-            after = gradients(mask)
+        def first(replaced: int, spread: float) -> int:
+            mask, after = self._replaced[replaced], gradients(replaced)
             changed = (
                 i
                 for i, (one, other, dim) in enumerate(zip(plain, after, dims, strict=True))
@@ -313,11 +313,11 @@ class BatchLook:
             return next(changed, len(found))
 
         usual = spread(_REPEATS)
-        suspects = [mask for mask in self._replaced if first(mask, usual) < len(found)]
+        suspects = [replaced for replaced in range(len(self._replaced)) if first(replaced, usual) < len(found)]
         if not suspects:
             return len(found)
         usual = max(usual, spread(_REPEATS_WHEN_SUSPECTED))
-        places = [[first(mask, usual) for _ in range(_REPEATS_WHEN_SUSPECTED)] for mask in suspects]
+        places = [[first(replaced, usual) for _ in range(_REPEATS_WHEN_SUSPECTED)] for replaced in suspects]
         return min((min(calls) for calls in places if max(calls) < len(found)), default=len(found))
 
     def _graph(self, batch: Any) -> tuple[list[_Seen], list[Tensor]]:

@@ -200,10 +200,8 @@ class UserDirectory:
                     self._record_hosted_users(node_id, names, answer)
                     break
                 question.message_ids.remove(message_id)
-                if is_simulation(grid):
-                    question.rest = (
-                        _LONGEST_REST  # the machine that lacks something has it no sooner for being asked again
-                    )
+                if is_simulation(grid):  # the machine that lacks something has it no sooner for being asked again
+                    question.rest = _LONGEST_REST
                 elif not question.trouble:
                     question.rest = min(question.rest, _AGAIN)
                 question.trouble = PROBLEMS[answer] if answer else self._trouble(reply)

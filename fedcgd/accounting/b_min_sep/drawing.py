@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcgd.accounting.b_min_sep.recursion import Indices
 from fedcgd.accounting.secret_rounds.law import Turns
 from fedcgd.machine_code import array, checked, function, library
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
@@ -61,8 +61,13 @@ class Tables:
         return np.asarray((1 - self.rate) ** np.arange(2 * self.rounds + 1, dtype=float))
 
     def passed(self, states: Indices, rounds: Indices) -> Indices:
-        """The states so many rounds later, without this user."""
-        return np.asarray(states + np.minimum(rounds, self.limit - self.ages[states]))
+        """As `passed` says."""
+        return passed(states, rounds, self.ages, self.limit)
+
+
+def passed(states: Indices, rounds: Indices, ages: Indices, limit: int) -> Indices:
+    """The states so many rounds later, without this user: older, until the last of their level."""
+    return np.asarray(states + np.minimum(rounds, limit - ages[states]))
 
 
 Draw = Callable[[np.random.Generator, Tables, Indices, Indices], tuple[Turns, Vector]]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcgd.accounting.b_min_sep.coins import Coins
-from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, in_numpy
+from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, in_numpy, passed
+from fedcgd.accounting.b_min_sep.recursion import Indices
 from fedcgd.accounting.secret_rounds.columns import Columns
 from fedcgd.accounting.secret_rounds.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
@@ -23,8 +23,6 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 _ENTRIES = 2**25  # of a table: 0.25 GiB
 _FADED = 0.02  # part of a round that is too little to follow
 _LEVEL = 0.45  # from one level to the next
-
-Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +74,6 @@ class States:
         """The state after a round without this user."""
         states = np.arange(self.limit * len(self.levels))
         return np.asarray(states + (self.ages < self.limit))
-
-    def passed(self, states: Indices, rounds: Indices) -> Indices:
-        """The states so many rounds later, without this user."""
-        return np.asarray(states + np.minimum(rounds, self.limit - self.ages[states]))
 
     @cached_property
     def taken(self) -> Indices:
@@ -178,7 +172,7 @@ class _Meeting:
     @staticmethod
     def of(one: Indices, two: Indices, states: States) -> "_Meeting":
         wait = np.maximum(0, states.separation - np.maximum(states.ages[one], states.ages[two]))
-        one, two = states.passed(one, wait), states.passed(two, wait)
+        one, two = (passed(state, wait, states.ages, states.limit) for state in (one, two))
         swap = states.free_index[two] < 0
         return _Meeting(wait, np.where(swap, two, one), states.free_index[np.where(swap, one, two)])
 
