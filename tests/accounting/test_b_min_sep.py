@@ -523,6 +523,15 @@ def test_the_integral_steps_through_weights_as_if_each_were_new(monkeypatch: pyt
             np.testing.assert_allclose(sampler.draw(400, (1, 0))[0], found, rtol=1e-9)
 
 
+def test_a_ratio_beyond_every_float_has_a_value_where_epsilon_is_beyond_it_too() -> None:
+    """Two rounds of e^501 each, whose exponents are not capped: S is about e^1000, and only a lower bound on it is known."""
+    columns, law = columns_of(DPSGD(), 2, 1, 2), BMinSepLaw(2, 1, 0.5, True)
+    sampler = RemoveSampler(BMinSepLikelihood.of(columns, law, 1.5), Tuples.of(columns, law, 1.5, 2), 1.0, 1.0)
+    ratio = math.exp(2 * 501 - 1 / 1.5**2 + 2 * math.log(0.5) - 999)  # S/e^ε, by the pattern in which both rounds are
+    found = sampler._integrals(np.full((2, 1), 501.0), np.zeros((2, 1)), np.zeros(1), np.array([999.0]))
+    assert found[0, 0] >= 4 * (ratio - 1) / ratio**2 > 0.5
+
+
 def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """δ is the product of two means, of what is accepted and of the probabilities of all: none is lost between two lots."""
     columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)
