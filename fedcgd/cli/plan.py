@@ -85,9 +85,12 @@ def plan_command(
     uncentred: Annotated[
         bool, typer.Option("--uncentred", help="The inputs have a mean far from zero, as raw pixels have.")
     ] = False,
-    network: Annotated[
-        bool, typer.Option("--network", help="The model is a network that is trained whole, and not a linear model.")
-    ] = False,
+    hidden_layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a network that is trained whole: its layers besides the last. With two or more, rates are smaller."
+        ),
+    ] = None,
     proxy: Annotated[
         str | None,
         typer.Option(
@@ -126,7 +129,7 @@ def plan_command(
         turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,
         spectrum=_public(spectrum, sure=spectrum_is_public),
         model=_linear(classes, features, uncentred),
-        network=network,
+        hidden_layers=hidden_layers,
     )  # fmt: skip
     if proxy is None and (record is not None or repeats != 1 or processes != 1):
         raise ValueError(

@@ -1,7 +1,7 @@
 """The loss that recipes are compared on: a quadratic, by a spectrum of public data, by the size of a linear model, or typical."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,12 +9,15 @@ from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.quadratic import Spectrum
 
 DIRECTIONS = 600
-LARGEST = 0.22
-ENERGY = 0.26
-ENERGY_DECAY = 0.92
-"""The typical landscape: DIRECTIONS of curvature LARGEST/i, in which a loss of ENERGY·i^−ENERGY_DECAY is to be won, for updates
-clipped to norm 1. Found by trying them on eleven sets and two networks (docs/guides/planning.md); the order of recipes depends on
-them little, the learning rate by a factor of two or three."""
+LARGEST = 0.6
+DECAY = 2.25
+ENERGY = 0.33
+ENERGY_DECAY = 1.8
+"""The typical landscape: DIRECTIONS of curvature LARGEST·i^−DECAY, in which a loss of ENERGY·i^−ENERGY_DECAY is to be won, for
+updates clipped to norm 1. Found by trying them on 35 networks and 17 linear models (docs/guides/planning.md)."""
+
+DEEP = 2.1
+"""A network with two hidden layers or more is as much more sensitive to its weights: so much smaller are its best rates."""
 
 _INPUT_DECAY = 0.8
 _LINEAR_ENERGY = 0.75
@@ -24,9 +27,8 @@ _SHARED = 0.9
 _LINEAR_ENERGY can be won, in parts ∝ i^−_LINEAR_ENERGY_DECAY. Of inputs that are not centred, _SHARED is the same for all. Found
 by trying on eleven sets; what they are matters little (docs/guides/planning.md)."""
 
-NETWORK_FALL = 4.0
-"""Of a network: how many times as large its curvature is in the first round as in the last, by the same factor each round.
-Found by trying 2 to 16 on fourteen sets (docs/guides/planning.md)."""
+_SPECTRUM_ENERGY, _SPECTRUM_ENERGY_DECAY = 0.26, 0.92
+"""Of a measured spectrum: the loss that is to be won in its directions, _SPECTRUM_ENERGY·i^−_SPECTRUM_ENERGY_DECAY."""
 
 _EXACT = 8  # directions that are counted one by one; the others are put together, more and more of them
 _BINS = 16
@@ -63,19 +65,13 @@ class Landscape:
     eigenvalues: Vector
     counts: Vector
     energies: Vector
-    fall: float = 1.0
-    """How many times as large all curvature is in the first round, from where it falls to `eigenvalues` by the last."""
 
     @staticmethod
-    def typical() -> "Landscape":
-        """That of a typical model, by power laws."""
+    def typical(*, deep: bool = False) -> "Landscape":
+        """That of a typical model, by power laws; a deep one ends as well, at smaller rates."""
         middle, counts = _directions(DIRECTIONS)
-        return Landscape(LARGEST / middle, counts, ENERGY * middle**-ENERGY_DECAY)
-
-    @staticmethod
-    def network() -> "Landscape":
-        """The typical one, steeper at first: so the noise of late rounds is damped less, and a falling rate is worth more."""
-        return replace(Landscape.typical(), fall=NETWORK_FALL)
+        scale = DEEP if deep else 1.0
+        return Landscape(scale * LARGEST * middle**-DECAY, counts, ENERGY / scale * middle**-ENERGY_DECAY)
 
     @staticmethod
     def linear(model: LinearModel) -> "Landscape":
@@ -99,7 +95,7 @@ class Landscape:
         """That of a model whose spectrum was measured on public data, with the clip norm as the unit of its gradients."""
         values, counts = spectrum.arrays()
         rank = np.cumsum(counts) - (counts - 1) / 2
-        return Landscape(values, counts, ENERGY * rank**-ENERGY_DECAY)
+        return Landscape(values, counts, _SPECTRUM_ENERGY * rank**-_SPECTRUM_ENERGY_DECAY)
 
 
 def _directions(count: int) -> tuple[Vector, Vector]:

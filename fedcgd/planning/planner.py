@@ -20,15 +20,16 @@ from fedcgd.planning.theory import Outcome, expected_outcome
 
 WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("linear", 0.0), ("constant", 0.9), ("linear", 0.9))
 """Schedules and momenta that are tried."""
-STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 100)
+STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30)
 """Rounds in which everybody has a turn once; more are tried only where cohorts must be smaller."""
-SAMPLED_STEPS = {2, 3, 5, 10, 20, 50, 100}
+SAMPLED_STEPS = {2, 3, 5, 10, 20}
 """Those of them that DP-SGD is tried at with a secret sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
 """Parts of the λ/(1 − λ) of the rule for the schedule that are tried."""
 _INDEPENDENT: tuple[SecretSampling, ...] = ("poisson", "random-allocation")  # what DP-SGD is tried with, without draws
 _SAMPLED_LAMBDAS, _SAMPLED_BANDS = (0.5, 0.8), (4, 8)  # each needs draws
 _MOST_BANDS = 32
+_NETWORK_STEPS = 20  # rounds of a turn that were best on 35 networks where theory holds others for as good
 _MOST_ROUNDS = 4000  # of what theory answers in seconds
 _FEW = 2  # set-ups that a dear mechanism is tried at
 _WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the best, are not tried
@@ -91,7 +92,7 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     kinds: dict[str, list[PlannedRecipe]] = {}
     for one in found:
         kinds.setdefault(one.kind, []).append(one)
-    return sorted((_simplest(same) for same in kinds.values()), key=lambda one: one.outcome.loss)
+    return sorted((_best_of(question, same) for same in kinds.values()), key=_loss)
 
 
 def shortlist(question: Question, count: int, *, progress: Progress = lambda _: None) -> list[PlannedRecipe]:
@@ -109,7 +110,7 @@ def shortlist(question: Question, count: int, *, progress: Progress = lambda _: 
     groups: dict[tuple[str, str, float], list[PlannedRecipe]] = {}
     for one in found:
         groups.setdefault((one.kind, one.recipe.schedule, one.recipe.momentum), []).append(one)
-    ranked = sorted((_simplest(same) for same in groups.values()), key=lambda one: one.outcome.loss)
+    ranked = sorted((_best_of(question, same) for same in groups.values()), key=_loss)
     return [one for one in ranked if one.outcome.loss <= _NEARLY * ranked[0].outcome.loss][:count]
 
 
@@ -238,11 +239,16 @@ def as_part(loss: float) -> str:
     return f"{loss:.3g}" if loss >= 1 else f"{loss:.3f}" if loss >= 0.01 else f"{loss:.2g}"
 
 
-def _simplest(found: list[PlannedRecipe]) -> PlannedRecipe:
-    """Of those that are as good as the best, that with the fewest rounds."""
-    least = min(one.outcome.loss for one in found)
+def _loss(one: PlannedRecipe) -> float:
+    return one.outcome.loss
+
+
+def _best_of(question: Question, found: list[PlannedRecipe]) -> PlannedRecipe:
+    """Of those that are as good as the best, that with the fewest rounds; of a network about _NETWORK_STEPS a turn."""
+    steps = 1 if question.model is not None else _NETWORK_STEPS
+    least = min(map(_loss, found))
     level = [one for one in found if one.outcome.loss <= least * (1 + LEVEL)]
-    return min(level, key=lambda one: (one.recipe.rounds, one.outcome.loss))
+    return min(level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), one.recipe.rounds, one.outcome.loss))
 
 
 def _steps(question: Question) -> Iterator[int]:
@@ -313,7 +319,7 @@ def _lambdas(question: Question, steps: int, landscape: Landscape) -> Iterator[P
 def _best_setups(found: list[PlannedRecipe]) -> list[Recipe]:
     """The recipes of the few best set-ups, each of another cohort."""
     best: dict[int, PlannedRecipe] = {}
-    for one in sorted(found, key=lambda one: one.outcome.loss):
+    for one in sorted(found, key=_loss):
         best.setdefault(one.recipe.steps, one)
     return [one.recipe for one in list(best.values())[:_FEW]]
 

@@ -27,10 +27,10 @@ class Question:
         buffers: vectors of the model's size that there is room for to correlate noise; regenerated noise needs none, but time.
         spectrum: eigenvalues of the loss on *public* data like the private ones, in units of the clip norm; default: typical.
         model: a linear model's size, if it is one: the learning rate is then planned for it.
-        network: whether it is a network, whose curvature falls as it trains.
+        hidden_layers: of a network: how many layers are trained besides the last. With two or more the rates are smaller.
 
     Raises:
-        ValueError: for numbers out of range, limits that leave no run, and more than one of spectrum, model and network.
+        ValueError: for numbers out of range, limits that leave no run, and more than one of spectrum, model and hidden layers.
     """
 
     users: int
@@ -43,12 +43,19 @@ class Question:
     buffers: int = 32
     spectrum: Spectrum | None = None
     model: LinearModel | None = None
-    network: bool = False
+    hidden_layers: int | None = None
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
         check_delta(self.delta)
-        for name, least in (("users", 2), ("turns", 1), ("max_cohort", 1), ("max_rounds", 1), ("buffers", 0)):
+        for name, least in (
+            ("users", 2),
+            ("turns", 1),
+            ("max_cohort", 1),
+            ("max_rounds", 1),
+            ("buffers", 0),
+            ("hidden_layers", 1),
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
@@ -62,9 +69,9 @@ class Question:
             raise ValueError(
                 f"delta must be below 1/users = {1 / self.users:.3g}, got {self.delta}: otherwise a run may publish a user whole"
             )
-        if [self.spectrum is not None, self.model is not None, self.network].count(True) > 1:
+        if [self.spectrum is not None, self.model is not None, self.hidden_layers is not None].count(True) > 1:
             raise ValueError(
-                "a spectrum, a linear model's size and that it is a network each stand for the loss: give one of them"
+                "a spectrum, a linear model's size and a network's hidden layers each stand for the loss: give one of them"
             )
         if self.max_rounds is not None and self.least_steps > self.max_rounds:
             raise ValueError(
@@ -84,4 +91,4 @@ class Question:
             return Landscape.of(self.spectrum)
         if self.model is not None:
             return Landscape.linear(self.model)
-        return Landscape.network() if self.network else Landscape.typical()
+        return Landscape.typical(deep=(self.hidden_layers or 1) > 1)

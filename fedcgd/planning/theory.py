@@ -18,7 +18,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.recipe import Recipe
 
-_FIRST, _RATES = 4, 21  # learning rates that are tried: progress of 2⁴, each √2 times the one before, to 2¹⁴
+_FIRST, _RATES = 2, 25  # learning rates that are tried: progress of 2², each √2 times the one before, to 2¹⁴
 _UNSTABLE = 1e6
 
 
@@ -90,8 +90,7 @@ def _losses(
     """(expected loss, variance of the last model in a flat direction) at each first learning rate."""
     curvatures = np.concatenate([[0.0], landscape.eigenvalues])
     left, weights = _last_model(
-        recipe.rounds, recipe.workload.rates(recipe.rounds).tobytes(), recipe.momentum, rates, curvatures.tobytes(),
-        landscape.fall,
+        recipe.rounds, recipe.workload.rates(recipe.rounds).tobytes(), recipe.momentum, rates, curvatures.tobytes()
     )  # fmt: skip
     shape = (len(rates), len(curvatures))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -109,12 +108,12 @@ def _losses(
 
 @lru_cache(maxsize=64)
 def _last_model(
-    rounds: int, shape: bytes, momentum: float, rates: tuple[float, ...], curvatures: bytes, fall: float
+    rounds: int, shape: bytes, momentum: float, rates: tuple[float, ...], curvatures: bytes
 ) -> tuple[Vector, Matrix]:
     """(ρ, a) for each pair of a rate and a curvature, shapes (pairs,) and (rounds, pairs).
 
     Backwards through v ← βv − μe + noise, e ← e + ηv: what one unit of e and of v, and so of noise, before a round makes of e at
-    the end. Curvature is `fall` times as large in the first round as in the last.
+    the end.
     """
     etas = np.frombuffer(shape)[:, None] * np.repeat(np.array(rates), len(curvatures) // 8)[None, :]
     mu = np.tile(np.frombuffer(curvatures), len(rates))
@@ -125,8 +124,7 @@ def _last_model(
             entering = np.multiply(etas[t], of_position, out=weights[t])
             entering += of_velocity
             _keep_finite(entering)
-            np.multiply(fall ** (1 - t / max(1, rounds - 1)), mu, out=change)
-            change *= entering
+            np.multiply(mu, entering, out=change)
             of_position -= change
             _keep_finite(of_position)
             np.multiply(momentum, entering, out=of_velocity)

@@ -6,16 +6,17 @@
     python -m fedcgd_experiments.planner_trial table benchmarks/results/planner.jsonl
     python -m fedcgd_experiments.planner_trial curve benchmarks/results/planner-digits.json
 
-Softmax regression and a small network, in NumPy, many learning rates and mechanisms at once on the same batches and noise. The
-noise is that of each mechanism at its σ, from a seeded generator: no key, no lattice. One core; goes on where it was stopped.
+Softmax regression and small networks, for examples and for people, many learning rates, mechanisms and seeds at once
+(`batched_descent`). The noise is that of each mechanism at its σ, from a seeded generator: no key, no lattice. `--device cuda` is
+for a GPU. Goes on where it was stopped.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rehearsal import RehearsedRecipe, rehearse
 from fedcgd.planning.theory import unit_progress
+from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
 from fedcgd_experiments.central_softmax import inverse_of
 from fedcgd_experiments.tables import markdown
 from fedcgd_simulations.tasks import fashion_mnist, tweets
@@ -53,14 +55,44 @@ class Set:
     name: str
     x: tuple[Array, Array, Array]
     y: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-    hidden: int = 0
+    model: "Model"
 
     @property
     def classes(self) -> int:
         return int(self.y[0].max()) + 1
 
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Units of the hidden layers."""
+        return self.model.hidden
 
-def split(name: str, x: NDArray[Any], y: NDArray[Any], train: int, hidden: int = 0, test: int = 2000) -> Set:
+    @property
+    def labelled(self) -> Labelled:
+        """What is trained on, validated and tested."""
+        looked_at = tuple(zip(self.x[1:], self.y[1:], strict=True))
+        return Labelled(self.x[0], self.y[0], looked_at, self.classes, self.hidden, self.model.scaled)
+
+    @property
+    def people(self) -> People | None:
+        """How people train, if those to train are people."""
+        return People() if self.x[0].ndim == 3 else None
+
+
+@dataclass(frozen=True)
+class Model:
+    """Units of the hidden layers, and how the weights start."""
+
+    hidden: tuple[int, ...] = ()
+    scaled: bool = True
+
+
+MODELS = {
+    "": Model(), "net": Model((32,)), "wide": Model((128,)), "deep": Model((64, 32)), "plain": Model((32,), scaled=False),
+}  # fmt: skip
+"""What stands behind the + in a name; plain is a network that starts as PyTorch's layers do."""
+
+
+def split(name: str, x: NDArray[Any], y: NDArray[Any], train: int, test: int = 2000) -> Set:
     """`train` examples to train, a third of the rest (at most `test`) to validate, and others to test."""
     order = np.random.default_rng(0).permutation(len(x))
     x, y = x[order].astype(np.float32), y[order].astype(np.int64)
@@ -68,7 +100,16 @@ def split(name: str, x: NDArray[Any], y: NDArray[Any], train: int, hidden: int =
     x = np.hstack([x, np.ones((len(x), 1), np.float32)])
     rest = len(x) - train
     a, b = train + min(rest // 3, test), min(len(x), train + min(rest // 3, test) + test)
-    return Set(name, (x[:train], x[train:a], x[a:b]), (y[:train], y[train:a], y[a:b]), hidden)
+    return Set(name, (x[:train], x[train:a], x[a:b]), (y[:train], y[train:a], y[a:b]), MODELS[name.partition("+")[2]])
+
+
+def as_people(data: Set, people: int) -> Set:
+    """Those to train are people, each with as many examples of a few classes."""
+    x, y = data.x[0], data.y[0]
+    generator = np.random.default_rng(2)
+    order = np.argsort(y + 1.5 * generator.normal(size=len(y)))[: len(y) // people * people]
+    order = order.reshape(people, -1)[generator.permutation(people)]
+    return replace(data, x=(x[order], *data.x[1:]), y=(y[order], *data.y[1:]))
 
 
 def standard(x: NDArray[Any]) -> NDArray[Any]:
@@ -94,11 +135,24 @@ GENERATED: dict[str, tuple[int, Callable[[], Any]]] = {
     "noisy": (8000, blend(12000, 30, 8, 4, 4, flip_y=0.2)),
     "blobs": (3000, blobs(5000, 16, 10, 6.0, 5)),
     "quantiles": (3000, partial(datasets.make_gaussian_quantiles, n_samples=7000, n_features=8, random_state=6)),
-    "hastie": (8000, partial(datasets.make_hastie_10_2, 12000, random_state=7)),
     "moons": (3000, partial(datasets.make_moons, 4000, noise=0.2, random_state=8)),
     "three": (4000, blend(8000, 40, 15, 3, 10)),
     "rings": (3000, partial(datasets.make_circles, 5000, noise=0.15, factor=0.6, random_state=11)),
     "gauss": (5000, blobs(8000, 60, 4, 14.0, 12)),
+    "maze": (6000, blend(10000, 16, 9, 5, 31, n_clusters_per_class=5)),
+    "small": (800, blend(3000, 25, 9, 4, 32, n_clusters_per_class=2)),
+    "crowd": (20000, blend(26000, 30, 12, 8, 33, n_clusters_per_class=3)),
+    "shells": (
+        4000,
+        partial(datasets.make_gaussian_quantiles, n_samples=8000, n_features=10, n_classes=5, random_state=34),
+    ),
+    "knots": (5000, blend(9000, 24, 10, 3, 41, n_clusters_per_class=4)),
+    "tiny": (1500, blend(4000, 40, 12, 6, 42)),
+    "clouds": (5000, blobs(9000, 30, 20, 9.0, 43)),
+    "spheres": (
+        4000,
+        partial(datasets.make_gaussian_quantiles, n_samples=9000, n_features=5, n_classes=4, random_state=44),
+    ),
 }
 """Sets of scikit-learn: so many to train, and how they are made."""
 
@@ -106,43 +160,50 @@ GENERATED: dict[str, tuple[int, Callable[[], Any]]] = {
 @lru_cache(maxsize=4)
 def load(name: str) -> Set:
     """A set by its name."""
-    base, _, net = name.partition("+")
-    hidden = 32 if net else 0
+    base = name.partition("+")[0]
+    if base == "people":
+        return as_people(replace(load("fashion-all" + name.removeprefix(base)), name=name), 1000)
     if base in ("digits", "odd"):
         raw = datasets.load_digits()
-        return split(name, raw.data / 16, raw.target % 2 if base == "odd" else raw.target, 1260, hidden)
+        return split(name, raw.data / 16, raw.target % 2 if base == "odd" else raw.target, 1260)
     if base == "cancer":
         raw = datasets.load_breast_cancer()
-        return split(name, standard(raw.data), raw.target, 369, hidden)
+        return split(name, standard(raw.data), raw.target, 369)
     if base in ("fashion", "fashion-all"):
         users, test, count = (6000, 2000, 12000) if base == "fashion" else (50000, 6000, 60000)
         folder = fashion_mnist.find_folder(None)
         images = fashion_mnist.read_idx(folder, "train-images-idx3-ubyte").reshape(-1, 784)[:count] / 255
         images = images.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196)  # 14 × 14, to be trained in seconds
         labels = fashion_mnist.read_idx(folder, "train-labels-idx1-ubyte")[:count]
-        return split(name, images, labels, users, hidden, test)
+        return split(name, images, labels, users, test)
     if base == "tweets":
         texts, classes = tweets.read_tweets(tweets.find_file(None))
         rows = np.random.default_rng(1).permutation(len(texts))[:8000]
         bag = hashed_bag([texts[i] for i in rows], features=256).numpy()
-        return split(name, bag, np.array(classes)[rows], 4000, hidden)
+        return split(name, bag, np.array(classes)[rows], 4000)
     train, make = GENERATED[base]
     x, y = make()
-    if base not in ("quantiles", "moons", "rings"):
-        return split(name, standard(x), (y > 0).astype(int) if base == "hastie" else y, train, hidden)
+    if base not in ("quantiles", "moons", "rings", "shells", "spheres"):
+        return split(name, standard(x), y, train)
     generator = np.random.default_rng(9)  # random cosines, which make curved borders straight
     x = np.cos(x @ generator.normal(size=(x.shape[1], 200)) * 0.7 + generator.uniform(0, 6.28, 200))
-    return split(name, x, y, train, hidden)
+    return split(name, x, y, train)
 
 
-SETS = (
-    "digits", "digits+net", "cancer", "two", "five", "five+net", "wide", "noisy", "blobs", "quantiles", "moons", "tweets",
-    "fashion", "hastie+net", "fashion+net", "three", "rings", "gauss", "odd+net",
-    "fashion-all", "fashion-all+net",
+LINEAR = (
+    "digits", "cancer", "two", "five", "wide", "noisy", "blobs", "quantiles", "moons", "tweets", "fashion", "three", "rings",
+    "gauss", "people", "fashion-all",
 )  # fmt: skip
-HELD_OUT = SETS[-8:]
+NETWORKS = (
+    "digits+net", "five+net", "fashion+net", "odd+net",
+    "maze+net", "crowd+net", "blobs+net", "rings+net", "small+plain", "shells+plain", "moons+plain", "quantiles+plain",
+    "odd+wide", "fashion+deep", "digits+deep", "people+plain", "fashion-all+plain",
+    "knots+plain", "tiny+net", "odd+deep", "cancer+plain", "tweets+plain", "blobs+deep", "clouds+plain", "spheres+wide",
+)  # fmt: skip
+SETS = LINEAR + NETWORKS
+HELD_OUT = ("three", "rings", "gauss", "people", "fashion-all", *NETWORKS[-8:])
 """Sets that the constants of the planner have never seen."""
-UNCENTRED = ("digits", "fashion", "fashion-all", "moons", "rings")
+UNCENTRED = ("digits", "fashion", "fashion-all", "people", "moons", "rings")
 """Linear models of these have inputs with a large mean: pixels, and cosines that vary slowly."""
 
 
@@ -150,7 +211,7 @@ def model_of(data: Set) -> LinearModel | None:
     """What the plan may know of a linear model."""
     if data.hidden:
         return None
-    return LinearModel(classes=data.classes, features=data.x[0].shape[1] - 1, centred=data.name not in UNCENTRED)
+    return LinearModel(classes=data.classes, features=data.x[0].shape[-1] - 1, centred=data.name not in UNCENTRED)
 
 
 @lru_cache(maxsize=4096)
@@ -167,84 +228,30 @@ def noise_of(recipe: Recipe, epsilon: float) -> tuple[Array, float]:
     return inverse_of(mechanism, recipe.rounds), sigma
 
 
-def batches(recipe: Recipe, seed: int) -> Iterator[NDArray[np.int64]]:
-    """The rows of each round: by coins under Poisson sampling, else the same split in every turn."""
-    generator = np.random.default_rng([seed, 1])
-    order = generator.permutation(recipe.users)
-    for t in range(recipe.rounds):
-        if recipe.sampling == "poisson":
-            yield np.flatnonzero(generator.random(recipe.users) < 1 / recipe.steps)
-        else:
-            yield order[t % recipe.steps :: recipe.steps]
-
-
-def train(data: Set, runs: Sequence[tuple[Recipe, float]], epsilon: float, seed: int) -> NDArray[np.float64]:
-    """(validation, test) accuracy of each run (a recipe and its learning rate), shape (len(runs), 2).
-
-    All have the sampling, steps and turns of the first, so that they share batches and Z. Gradients are clipped to norm 1.
-    """
-    first, x, y = runs[0][0], data.x[0], data.y[0]
-    generator, count = np.random.default_rng([seed, 2]), len(runs)
-    d, c, h = x.shape[1], data.classes, data.hidden
-    shapes = [(d, c)] if not h else [(d, h), (h + 1, c)]
-    weights = [np.zeros((count, *shape), np.float32) for shape in shapes]
-    if h:
-        start = generator.normal(size=shapes[0]).astype(np.float32) * np.sqrt(2.0, dtype=np.float32)
-        start[-1] = 0
-        weights[0] += start
-        weights[1][:, :-1] += generator.normal(size=(h, c)).astype(np.float32) * np.float32(1 / np.sqrt(h))
-    velocities = [np.zeros_like(weight) for weight in weights]
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    z = generator.standard_normal((first.rounds, sum(sizes)), dtype=np.float32)
-    kinds = list(dict.fromkeys(recipe for recipe, _ in runs))
-    made = [noise_of(recipe, epsilon) for recipe in kinds]
-    kind = np.array([kinds.index(recipe) for recipe, _ in runs])
-    noise, sigma = np.stack([inverse @ z for inverse, _ in made]), np.array([made[k][1] for k in kind], np.float32)
-    rates = np.array([rate * recipe.workload.rates(first.rounds) for recipe, rate in runs], np.float32)
-    momenta = np.array([recipe.momentum for recipe, _ in runs], np.float32)
-    onehot, squares = np.eye(c, dtype=np.float32)[y], (x**2).sum(1)
-    for t, rows in enumerate(batches(first, seed)):
-        xb = x[rows]
-        outputs, hidden = forward(xb, weights)
-        residuals = onehot[rows] - softmax(outputs)
-        norms = (residuals**2).sum(2)
-        if hidden is not None:
-            back = (residuals @ weights[1][:, :-1].transpose(0, 2, 1)) * (hidden > 0)
-            norms = norms * ((hidden**2).sum(2) + 1) + (back**2).sum(2) * squares[rows]
-            scale = (1 / np.maximum(np.sqrt(norms), 1))[:, :, None]
-            residuals *= scale
-            back *= scale
-            lower = np.concatenate([hidden.transpose(0, 2, 1) @ residuals, residuals.sum(1)[:, None]], axis=1)
-            sums = [xb.T @ back, lower]
-        else:
-            residuals *= (1 / np.maximum(np.sqrt(norms * squares[rows]), 1))[:, :, None]
-            sums = [xb.T @ residuals]
-        added = noise[kind, t] * sigma[:, None]
-        for i, part in enumerate(np.split(added, np.cumsum(sizes)[:-1], axis=1)):
-            velocities[i] *= momenta[:, None, None]
-            velocities[i] += (sums[i] + part.reshape(weights[i].shape)) / np.float32(first.users / first.steps)
-            weights[i] += rates[:, t, None, None] * velocities[i]
-    return np.stack([(forward(data.x[i], weights)[0].argmax(2) == data.y[i]).mean(1) for i in (1, 2)], axis=1)
-
-
-def forward(x: Array, weights: Sequence[Array]) -> tuple[Array, Array | None]:
-    """Outputs, shape (runs, rows, classes), and what the hidden layer says, if there is one."""
-    first = np.matmul(x, weights[0])
-    if len(weights) == 1:
-        return first, None
-    hidden = np.maximum(first, 0)
-    return hidden @ weights[1][:, :-1] + weights[1][:, -1:], hidden
-
-
-def softmax(outputs: Array) -> Array:
-    """Over the last axis."""
-    result = np.exp(outputs - outputs.max(2, keepdims=True))
-    return np.asarray(result / result.sum(2, keepdims=True), np.float32)
+def trained(
+    data: Set, runs: Sequence[tuple[Recipe, float]], epsilon: float, seeds: Sequence[int], device: str
+) -> NDArray[np.float64]:
+    """(validation, test) accuracy of each run (a recipe and its learning rate) and seed, shape (len(runs), len(seeds), 2)."""
+    found = np.empty((len(runs), len(seeds), 2))
+    groups: dict[Rounds, list[int]] = {}
+    for place, (recipe, _) in enumerate(runs):
+        groups.setdefault(Rounds(recipe.rounds, recipe.steps, recipe.sampling == "poisson"), []).append(place)
+    for when, places in groups.items():
+        kinds = list(dict.fromkeys(runs[place][0] for place in places))
+        noises = [
+            (inverse * sigma).astype(np.float32) for inverse, sigma in (noise_of(kind, epsilon) for kind in kinds)
+        ]
+        moved = [
+            Run(kinds.index(recipe), rate * recipe.workload.rates(recipe.rounds), recipe.momentum)
+            for recipe, rate in (runs[place] for place in places)
+        ]
+        found[places] = accuracies(data.labelled, when, moved, noises, seeds, people=data.people, device=device)
+    return found
 
 
 WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("constant", 0.9), ("linear", 0.9))
 PROGRESS = (0.25, 0.5, 1.0, 2.0)
-TUNE_SEEDS = (0, 1)
+TUNE_SEEDS = range(4)
 
 
 def candidates(users: int, turns: int) -> list[Recipe]:
@@ -265,23 +272,21 @@ def candidates(users: int, turns: int) -> list[Recipe]:
     ]  # fmt: skip
 
 
-def tune(name: str, epsilon: float, turns: int, done: set[str]) -> Iterator[dict[str, Any]]:
+def tune(name: str, epsilon: float, turns: int, done: set[str], device: str) -> Iterator[dict[str, Any]]:
     """The validation accuracy of every candidate at every rate, a record for each recipe that is not `done`."""
     data = load(name)
     scale = len(data.x[0]) / gaussian.sigma(epsilon=epsilon, delta=DELTA)
-    todo = [r for r in candidates(len(data.x[0]), turns) if identity(name, epsilon, r) not in done]
-    for _, group in groupby(todo, key=lambda recipe: (recipe.sampling, recipe.steps)):
-        recipes = list(group)
-        runs = [(recipe, part * scale / unit_progress(recipe)) for recipe in recipes for part in PROGRESS]
-        found = np.mean([train(data, runs, epsilon, seed) for seed in TUNE_SEEDS], axis=0)
-        for recipe, row in zip(recipes, found.reshape(len(recipes), len(PROGRESS), 2), strict=True):
-            yield {
-                "set": name,
-                "epsilon": epsilon,
-                "recipe": asdict(recipe),
-                "progress": [part * scale for part in PROGRESS],
-                "validation": row[:, 0].round(4).tolist(),
-            }
+    recipes = [r for r in candidates(len(data.x[0]), turns) if identity(name, epsilon, r) not in done]
+    runs = [(recipe, part * scale / unit_progress(recipe)) for recipe in recipes for part in PROGRESS]
+    found = trained(data, runs, epsilon, TUNE_SEEDS, device)[:, :, 0].mean(axis=1)
+    for recipe, row in zip(recipes, found.reshape(-1, len(PROGRESS)), strict=True):
+        yield {
+            "set": name,
+            "epsilon": epsilon,
+            "recipe": asdict(recipe),
+            "progress": [part * scale for part in PROGRESS],
+            "validation": row.round(4).tolist(),
+        }
 
 
 def identity(name: str, epsilon: float, recipe: Recipe) -> str:
@@ -302,12 +307,12 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 @app.command("tune")
-def tune_command(out: Path, only: str | None = None) -> None:
+def tune_command(out: Path, only: str | None = None, device: str = "cpu") -> None:
     """Tune on every set, and write what is found as it is found."""
     done = {identity(r["set"], r["epsilon"], Recipe(**r["recipe"])) for r in read(out) if "recipe" in r}
     with out.open("a", encoding="utf-8") as file:
         for name, (turns, epsilon) in product([only] if only else SETS, CELLS):
-            for record in tune(name, epsilon, turns, done):
+            for record in tune(name, epsilon, turns, done, device):
                 print(json.dumps(record), file=file, flush=True)
             print(name, turns, epsilon, "done", flush=True)
 
@@ -319,55 +324,77 @@ BASELINES: dict[str, Callable[[Recipe], bool]] = {
     "anything": lambda recipe: True,
 }
 SECRETS: dict[str, tuple[SecretSampling, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
-TEST_SEEDS = range(1000, 1010)
+TEST_SEEDS = range(1000, 1040)
 Plan = Callable[[Question], Sequence[PlannedRecipe]]
 """Plans, best first."""
 
 
-def judged(data: Set, recipe: Recipe, rate: float, epsilon: float, seeds: Sequence[int] = TEST_SEEDS) -> list[float]:
+Try = tuple[Recipe, float, dict[str, Any]]
+"""A recipe, its learning rate, and what else is known."""
+
+
+def judged(data: Set, tries: dict[str, Try], epsilon: float, device: str) -> dict[str, Any]:
     """Test accuracies with seeds that nothing was chosen by."""
-    return [round(float(train(data, [(recipe, rate)], epsilon, seed)[0, 1]), 4) for seed in seeds]
+    runs = [(recipe, rate) for recipe, rate, _ in tries.values()]
+    found = trained(data, runs, epsilon, TEST_SEEDS, device)[:, :, 1].round(4).tolist()
+    return {
+        label: {"recipe": asdict(recipe), "rate": rate} | more | {"test": test}
+        for (label, (recipe, rate, more)), test in zip(tries.items(), found, strict=True)
+    }
+
+
+def best_tuned(records: Sequence[dict[str, Any]], cell: Cell) -> dict[str, Try]:
+    """The best of each baseline by validation, if all candidates are tuned."""
+    tuned = [
+        (Recipe(**r["recipe"]), r["progress"], r["validation"])
+        for r in records
+        if "recipe" in r and (r["set"], r["recipe"]["turns"], r["epsilon"]) == cell
+    ]
+    if len(tuned) < len(candidates(1000, cell[1])):
+        return {}
+    found: dict[str, Try] = {}
+    for label, allowed in BASELINES.items():
+        recipe, progress, validation = max((t for t in tuned if allowed(t[0])), key=lambda t: max(t[2]))
+        found[label] = recipe, progress[int(np.argmax(validation))] / unit_progress(recipe), {}
+    return found
+
+
+def planned(data: Set, epsilon: float, turns: int) -> dict[str, Try]:
+    """One try of the planner for each that can be secret, told of the model and not."""
+    found: dict[str, Try] = {}
+    made: dict[Question, Try] = {}
+    for (label, secret), known in product(SECRETS.items(), (False, True)):
+        question = Question(
+            users=len(data.x[0]), epsilon=epsilon, delta=DELTA, secret=secret, turns=turns,
+            model=model_of(data) if known else None,
+            hidden_layers=len(data.hidden) if known and len(data.hidden) > 1 else None,
+        )  # fmt: skip
+        if question not in made:
+            made[question] = one_try(question, planner.plan_recipes)
+        found[plan_label(label, known=known)] = made[question]
+    return found
+
+
+def one_try(question: Question, plan: Plan) -> Try:
+    """What is planned, its rate, and how long that took."""
+    started = time.process_time()
+    best = plan(question)[0]
+    seconds = {"seconds": round(time.process_time() - started, 1)}
+    score = {"score": best.score} if isinstance(best, RehearsedRecipe) else {}
+    return best.recipe, best.outcome.learning_rate, score | seconds
 
 
 @app.command("judge")
-def judge_command(out: Path, only: str | None = None) -> None:
+def judge_command(out: Path, only: str | None = None, device: str = "cpu") -> None:
     """On each set that is tuned: the planner's recipe at the planner's rate, and what is best by validation, on fresh seeds."""
     records = read(out)
     before = judgements(records)
     for (turns, epsilon), name in product(CELLS, [only] if only else SETS):
-        tuned = [
-            (Recipe(**r["recipe"]), r["progress"], r["validation"])
-            for r in records
-            if "recipe" in r and (r["set"], r["recipe"]["turns"], r["epsilon"]) == (name, turns, epsilon)
-        ]
-        if len(tuned) < len(candidates(1000, turns)):
-            continue
-        done, data, found = before.get((name, turns, epsilon), {}), load(name), dict[str, Any]()
-        for label, allowed in BASELINES.items():
-            if label not in done:
-                recipe, progress, validation = max((t for t in tuned if allowed(t[0])), key=lambda t: max(t[2]))
-                rate = progress[int(np.argmax(validation))] / unit_progress(recipe)
-                found[label] = {"recipe": asdict(recipe), "test": judged(data, recipe, rate, epsilon)}
-        for (label, secret), known in product(SECRETS.items(), (False, True)):
-            title = plan_label(label, known=known)
-            if title not in done:
-                question = Question(
-                    users=len(data.x[0]), epsilon=epsilon, delta=DELTA, secret=secret, turns=turns,
-                    model=model_of(data) if known else None, network=known and bool(data.hidden),
-                )  # fmt: skip
-                found[title] = one_try(data, question, planner.plan_recipes)
-        if found:
-            keep(out, (name, turns, epsilon), found)
-
-
-def one_try(data: Set, question: Question, plan: Plan, seeds: Sequence[int] = TEST_SEEDS) -> dict[str, Any]:
-    """What is planned, how long that took, and how good it is at its own rate."""
-    started = time.process_time()
-    planned = plan(question)[0]
-    seconds, rate = round(time.process_time() - started, 1), planned.outcome.learning_rate
-    score = {"score": planned.score} if isinstance(planned, RehearsedRecipe) else {}
-    test = judged(data, planned.recipe, rate, question.epsilon, seeds)
-    return {"recipe": asdict(planned.recipe), "rate": rate} | score | {"seconds": seconds, "test": test}
+        cell = (name, turns, epsilon)
+        best = best_tuned(records, cell)
+        if best and plan_label("nothing", known=True) not in before.get(cell, {}):
+            data = load(name)
+            keep(out, cell, judged(data, best | planned(data, epsilon, turns), epsilon, device))
 
 
 def keep(out: Path, cell: Cell, found: dict[str, Any]) -> None:
@@ -395,23 +422,28 @@ def proxy_of(name: str, data: Set) -> ArrayProxy:
     other = data if name == "half" else load(name)
     parts = slice(len(data.x[0]) // 2) if name == "half" else slice(None)
     inputs, labels = np.concatenate(other.x[:2]), np.concatenate(other.y[:2])
-    return ArrayProxy(inputs[parts, :-1], labels[parts], hidden=other.hidden)
+    return ArrayProxy(inputs[parts, :-1], labels[parts], hidden=other.hidden[0])
 
 
 @app.command("rehearse")
-def rehearse_command(out: Path, only: str | None = None, repeats: int = 1) -> None:
+def rehearse_command(out: Path, only: str | None = None, repeats: int = 1, device: str = "cpu") -> None:
     """Networks: what is best on a proxy, nothing secret, on the seeds that the plan of theory was tested with."""
     for (turns, epsilon), name in product(CELLS, [only] if only else PROXIES):
         done = judgements(read(out)).get((name, turns, epsilon), {})
-        seeds = TEST_SEEDS[: len(done.get(plan_label("nothing", known=False), {"test": []})["test"])]
-        for proxy in PROXIES[name]:
-            if not seeds or proxy_label(proxy, repeats) in done:
-                continue
-            data = load(name)
+        tries = rehearsed(load(name), epsilon, turns, repeats, done)
+        if tries:
+            keep(out, (name, turns, epsilon), judged(load(name), tries, epsilon, device))
+
+
+def rehearsed(data: Set, epsilon: float, turns: int, repeats: int, done: Container[str]) -> dict[str, Try]:
+    """What is best on each proxy that is not `done`."""
+    found: dict[str, Try] = {}
+    for proxy in PROXIES[data.name]:
+        if proxy_label(proxy, repeats) not in done and (repeats == 1 or proxy != "tweets+net"):
             question = Question(users=len(data.x[0]), epsilon=epsilon, delta=DELTA, turns=turns)
             plan = partial(rehearse, train=proxy_of(proxy, data), public=True, repeats=repeats)
-            found = one_try(data, question, plan, seeds)
-            keep(out, (name, turns, epsilon), {proxy_label(proxy, repeats): found})
+            found[proxy_label(proxy, repeats)] = one_try(question, plan)
+    return found
 
 
 def relation(proxy: str, name: str) -> str:
@@ -456,6 +488,7 @@ def curve_command(out: Path, cohort: int = 60, turns: int = 10) -> None:
     users = len(data.x[0])
     for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
         scale, row = users / gaussian.sigma(epsilon=epsilon, delta=DELTA), dict[str, Any](epsilon=epsilon)
+        tries: dict[str, Try] = {}
         samplings: dict[str, Sampling] = {"dp-sgd, nothing secret": "none", "dp-sgd, poisson": "poisson"}
         for label, sampling in samplings.items():
             runs = [
@@ -465,14 +498,14 @@ def curve_command(out: Path, cohort: int = 60, turns: int = 10) -> None:
                                       schedule=schedule, momentum=momentum)]
                 for part in (1 / 16, 1 / 8, *PROGRESS)
             ]  # fmt: skip
-            tuned = np.mean([train(data, runs, epsilon, seed)[:, 0] for seed in (0, 1, 2)], axis=0)
-            recipe, rate = runs[int(np.argmax(tuned))]
-            row[label] = judged(data, recipe, rate, epsilon)
+            tuned = trained(data, runs, epsilon, range(3), "cpu")[:, :, 0].mean(axis=1)
+            tries[label] = *runs[int(np.argmax(tuned))], {}
         question = Question(
             users=users, epsilon=epsilon, delta=DELTA, turns=turns, max_cohort=cohort, model=model_of(data)
         )
         one = next(one for one in planner.plan_recipes(question) if one.mechanism.name == "lambda-cgd")
-        row["plan, nothing secret"] = judged(data, one.recipe, one.outcome.learning_rate, epsilon)
+        tries["plan, nothing secret"] = one.recipe, one.outcome.learning_rate, {}
+        row |= {label: each["test"] for label, each in judged(data, tries, epsilon, "cpu").items()}
         row["plan"] = asdict(one.recipe) | {"rate": one.outcome.learning_rate}
         rows.append(row)
     out.write_text(json.dumps(rows) + "\n", encoding="utf-8")
@@ -482,14 +515,15 @@ def curve_command(out: Path, cohort: int = 60, turns: int = 10) -> None:
 def table_command(out: Path) -> None:
     """The judgements as a table in Markdown: accuracies in percent, and how far the plan is behind each."""
     cells = judgements(read(out))
-    cells = {cell: each for cell, each in cells.items() if cell[0] != "hastie+net"}  # which nothing learned
     show(cells, [*BASELINES, *(plan_label(label, known=known) for label in SECRETS for known in (False, True))])
     compared = (
         ("nothing", "anything, nothing secret"), ("nothing", "full batch"), ("nothing", "poisson"),
         ("poisson or bins", "poisson"), ("poisson or bins", "anything"),
     )  # fmt: skip
-    linear, networks = ([name for name in SETS if ("+" in name) == hidden] for hidden in (False, True))
-    groups = (("all", SETS), ("linear", linear), ("networks", networks), ("held out", HELD_OUT))
+    groups = (
+        ("all", SETS), ("linear", LINEAR), ("networks", NETWORKS),
+        ("linear, held out", set(LINEAR) & set(HELD_OUT)), ("networks, held out", set(NETWORKS) & set(HELD_OUT)),
+    )  # fmt: skip
     for (secret, label), known, (which, chosen) in product(compared, (False, True), groups):
         plan = plan_label(secret, known=known)
         lost = [behind(each, label, plan) for (name, *_), each in cells.items() if name in chosen]

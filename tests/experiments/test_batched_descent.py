@@ -1,0 +1,88 @@
+"""Many models at once descend as each would alone, by autograd, one example after the other."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedcgd_experiments import batched_descent
+from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
+
+SEEDS = (3, 8)
+CLASSES, FEATURES = 3, 4
+RUNS = [Run(0, np.array([2.0, 1.5, 1.0, 0.5]), 0.9), Run(1, np.full(4, 1.0), 0.0)]
+MATRICES = [np.tril(np.full((4, 4), 0.3, np.float32)), np.eye(4, dtype=np.float32)]
+PEOPLE = People(steps=2, rate=0.7)
+
+
+def labelled(hidden: tuple[int, ...], *, scaled: bool = True, people: bool = False) -> Labelled:
+    generator = np.random.default_rng(5)
+    shape = (12, 3) if people else (12,)
+    x = generator.normal(size=(*shape, FEATURES + 1)).astype(np.float32)
+    looked_at = generator.normal(size=(3000, FEATURES + 1)).astype(np.float32)
+    labels = generator.integers(0, CLASSES, size=shape), generator.integers(0, CLASSES, size=3000)
+    return Labelled(x, labels[0], ((looked_at, labels[1]),), CLASSES, hidden, scaled)
+
+
+def outputs(layers: list[Tensor], x: Tensor) -> Tensor:
+    """Of a network; the first layer's bias is the last input."""
+    values = x @ layers[0]
+    for layer in layers[1:]:
+        values = values.relu() @ layer[:-1] + layer[-1]
+    return values
+
+
+def gradient(layers: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """−∇ of the mean loss, flat."""
+    with torch.enable_grad():
+        leaves = [layer.detach().requires_grad_() for layer in layers]
+        slopes = torch.autograd.grad(cross_entropy(outputs(leaves, x), y), leaves)
+    return -torch.cat([slope.flatten() for slope in slopes])
+
+
+def alone(data: Labelled, when: Rounds, run: Run, seed: int, people: People | None) -> float:
+    """The accuracy of one model, in plain loops."""
+    sizes = (FEATURES, *data.hidden, CLASSES)
+    shapes = [(a + 1, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    flat, z = batched_descent._start(shapes, when.rounds, seed, data.scaled, "cpu")
+    noise = torch.from_numpy(MATRICES[run.noise]) @ z
+
+    def layers(flat: Tensor) -> list[Tensor]:
+        parts = flat.split([a * b for a, b in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    velocity = torch.zeros_like(flat)
+    for t, rows in enumerate(batched_descent._participants(len(data.inputs), when, seed)):
+        total = noise[t].clone()
+        for row in rows:
+            x, y = torch.from_numpy(data.inputs[row]), torch.tensor(data.labels[row])
+            if people is None:
+                update = gradient(layers(flat), x[None], y[None])
+            else:
+                local = flat.clone()
+                for _ in range(people.steps):
+                    local += people.rate * gradient(layers(local), x, y)
+                update = (local - flat) / (people.steps * people.rate)
+            total += update / max(1.0, float(update.norm()))
+        velocity = run.momentum * velocity + total * when.steps / len(data.inputs)
+        flat = flat + run.rates[t] * velocity
+    x, y = data.looked_at[0]
+    return float((outputs(layers(flat), torch.from_numpy(x)).argmax(1).numpy() == y).mean())
+
+
+@pytest.mark.parametrize("coins", [False, True])
+@pytest.mark.parametrize(
+    ("hidden", "scaled", "people"),
+    [((), True, None), ((5,), False, None), ((6, 4), True, None), ((), True, PEOPLE), ((5,), True, PEOPLE)],
+)
+def test_each_model_is_the_one_that_is_trained_alone(
+    hidden: tuple[int, ...], scaled: bool, people: People | None, coins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched_descent, "_VALUES", 100)  # so that a round's sum has several parts
+    data = labelled(hidden, scaled=scaled, people=people is not None)
+    when = Rounds(rounds=4, steps=2, coins=coins)
+    found = accuracies(data, when, RUNS, MATRICES, SEEDS, people=people)
+    expected = [[alone(data, when, run, seed, people) for seed in SEEDS] for run in RUNS]
+    assert found[:, :, 0] == pytest.approx(np.array(expected), abs=0.0011)
+    assert len({round(value, 3) for value in found.flatten().tolist()}) > 2
