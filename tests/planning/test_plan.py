@@ -8,7 +8,7 @@ from sampling_table import SAMPLINGS
 from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
 from fedcgd.accounting.balls_in_bins import accountant as balls_in_bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
-from fedcgd.mechanisms import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized
+from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.optimisation import catalogue
 from fedcgd.plan import plan_differences
 
@@ -138,6 +138,12 @@ def test_a_plan_promises_what_it_was_calibrated_for(mechanism, sampling: str, ep
     assert 0.97 * epsilon < plan.guarantee().epsilon <= epsilon
     less = replace(plan, noise_multiplier=plan.noise_multiplier * 0.98)
     assert less.guarantee().epsilon > epsilon
+
+
+def test_a_plan_under_drawn_rounds_promises_what_it_was_calibrated_for() -> None:
+    """Where adding a user costs as much as removing one, and few draws find too little of it."""
+    plan = Plan.calibrated(BSR(2), SAMPLINGS["b-min-sep"][0], clip_norm=1.0, epsilon=1.0, delta=1e-5)
+    assert 0.98 < plan.guarantee().epsilon <= 1.0
 
 
 @pytest.mark.parametrize(("mechanism", "epsilon"), [(DPSGD(), 8.0), (LambdaCGD(0.5), 4.0)])
