@@ -239,8 +239,8 @@ def _power(masses: Vector, k: int, size: int, start: int) -> tuple[Vector, float
 def _ends(composition: Composition, tilt: float) -> tuple[float, float]:
     """Losses below and above which the tilted distribution has at most `_OUTSIDE`, by Chernoff's inequality."""
     whole, goal = composition.log_mgf(tilt), -math.log(_OUTSIDE)
-    # Beside a tilt near 0 no multiple of it is large, and from small ones alone the window would be a thousand times too wide.
-    more = (_LEAST_TILT, 10 * _LEAST_TILT) if tilt < _LEAST_TILT else ()
+    # Of a small tilt no multiple is large, and from small ones alone the window would be up to a thousand times too wide.
+    more = (1.0, 3.0) if tilt <= _LEAST_TILT else ()
     below, above = (*tilt * np.geomspace(1e-3, 1.0, 10), *more), (*tilt * np.geomspace(1e-3, 10.0, 13), *more)
     low = max((whole - composition.log_mgf(tilt - by) - goal) / by for by in below)
     high = min((composition.log_mgf(tilt + by) - whole + goal) / by for by in above)

@@ -190,4 +190,4 @@ def test_hardly_anything_lies_outside_the_window_and_it_is_not_much_wider_than_t
     tilted /= tilted.sum()
     assert tilted[losses < low].sum() <= _OUTSIDE
     assert tilted[losses > high].sum() <= _OUTSIDE
-    assert -2 * rounds <= low < high <= rounds
+    assert -rounds <= low < high <= rounds
