@@ -8,6 +8,7 @@ from sampling_table import SAMPLINGS
 from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
 from fedcgd.accounting.balls_in_bins import accountant as balls_in_bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
+from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.optimisation import catalogue
 from fedcgd.plan import plan_differences
@@ -120,6 +121,18 @@ def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(mon
     plan = Plan(mechanism=LambdaCGD(0.3), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
     replace(plan, delta=1e-6).guarantee()
     assert len(made) == 1
+
+
+def test_the_epsilon_of_the_whole_run_is_found_once(monkeypatch) -> None:
+    """Every round of a Flower run says it."""
+    asked = []
+    epsilon = PoissonAccountant.epsilon
+    monkeypatch.setattr(PoissonAccountant, "epsilon", lambda *a, **named: asked.append(named) or epsilon(*a, **named))
+    participation = Participation(rounds=5, sampling="poisson", sampling_rate=0.1)
+    plan = Plan(mechanism=DPSGD(), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+    assert plan.guarantee() == plan.guarantee() == plan.guarantee(released=5)
+    assert plan.guarantee(released=3).epsilon < plan.guarantee().epsilon < replace(plan, delta=1e-6).guarantee().epsilon
+    assert [(named["released"], named["delta"]) for named in asked] == [(None, 1e-5), (3, 1e-5), (None, 1e-6)]
 
 
 @pytest.mark.parametrize(
