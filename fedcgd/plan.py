@@ -1,6 +1,7 @@
 """What runs is what is accounted: one value holds the mechanism, the participation, the noise and the promise."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
@@ -143,6 +144,14 @@ class Plan:
         Raises:
             ValueError: if `released` is not in 0 … n.
         """
+        return self._whole if released in (None, self.participation.rounds) else self._guarantee(released)
+
+    @cached_property
+    def _whole(self) -> Guarantee:
+        """That of the whole run, which every round asks for."""
+        return self._guarantee(None)
+
+    def _guarantee(self, released: int | None) -> Guarantee:
         if self.noiseless:
             return self._nothing_promised(self.participation.rounds_released(released))
         return self.accountant.epsilon(noise_multiplier=self.noise_multiplier, delta=self.delta, released=released)

@@ -15,7 +15,7 @@ from fedcgd.accounting.guarantee import Guarantee, rounded_down, rounded_up
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.participation import Participation
 
-_NEAR = 1.005  # times the target: where ε is found of a σ that was calibrated for it; beyond, a second search would be in vain
+_NEAR = 1.01  # times the target: where ε is found of a σ that was calibrated for it; beyond, a second search would be in vain
 _LARGEST_TARGET = 100.0  # that anybody calibrates for
 _POINTS = 16  # of a profile: the error of linear interpolation falls with the square
 

@@ -13,6 +13,7 @@ lies outside wraps around, and only adds to the sum.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
@@ -54,10 +55,16 @@ class GridLoss:
         tails = np.concatenate([[1.0], above, deltas[-1:]])
         return GridLoss(np.maximum(-np.diff(tails), 0.0), first, step, float(deltas[-1]))
 
-    @property
+    @cached_property
     def losses(self) -> Vector:
         """The losses that `masses` are of."""
         return self.step * (self.first + np.arange(len(self.masses), dtype=np.float64))
+
+    @cached_property
+    def logs(self) -> Vector:
+        """The logarithms of `masses`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.masses)
 
 
 @dataclass(frozen=True)
@@ -185,8 +192,7 @@ def _tail(composition: Composition, tilt: float, lowest: float, last: float, del
         return None
     size = next_fast_len(max(size, len(loss.masses)), real=True)
     log_mgf = _log_mgf(loss, tilt)
-    with np.errstate(divide="ignore"):
-        tilted = np.exp(np.log(loss.masses) + tilt * loss.losses - log_mgf)
+    tilted = np.exp(loss.logs + tilt * loss.losses - log_mgf)
     start = math.floor(bottom / loss.step)  # index of the window's first loss, on the grid of the composition
     composed, error = _power(tilted, k, size, start - k * loss.first)
     # Far below `last` the tilt is undone by factors that no double holds; nobody asks there.
@@ -233,14 +239,16 @@ def _power(masses: Vector, k: int, size: int, start: int) -> tuple[Vector, float
 def _ends(composition: Composition, tilt: float) -> tuple[float, float]:
     """Losses below and above which the tilted distribution has at most `_OUTSIDE`, by Chernoff's inequality."""
     whole, goal = composition.log_mgf(tilt), -math.log(_OUTSIDE)
-    low = max((whole - composition.log_mgf(tilt - by) - goal) / by for by in tilt * np.geomspace(1e-3, 1.0, 10))
-    high = min((composition.log_mgf(tilt + by) - whole + goal) / by for by in tilt * np.geomspace(1e-3, 10.0, 13))
+    # Of a small tilt no multiple is large, and from small ones alone the window would be up to a thousand times too wide.
+    more = (1.0, 3.0) if tilt <= _LEAST_TILT else ()
+    below, above = (*tilt * np.geomspace(1e-3, 1.0, 10), *more), (*tilt * np.geomspace(1e-3, 10.0, 13), *more)
+    low = max((whole - composition.log_mgf(tilt - by) - goal) / by for by in below)
+    high = min((composition.log_mgf(tilt + by) - whole + goal) / by for by in above)
     return float(low), float(high)
 
 
 def _log_mgf(loss: GridLoss, tilt: float) -> float:
     """log Σ p_i·exp(tilt·l_i)."""
-    with np.errstate(divide="ignore"):
-        logs = np.log(loss.masses) + tilt * loss.losses
+    logs = loss.logs + tilt * loss.losses
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).sum()))

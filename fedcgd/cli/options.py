@@ -324,9 +324,10 @@ def participation_of(
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     if (participations is None) == (rate is None):
+        got = "neither" if rate is None else f"{rate} and {participations}"
         raise ValueError(
             f"{sampling} sampling needs --sampling-rate (q), or --participations, the expected number of a user's "
-            f"participations: one of the two; got {rate} and {participations}"
+            f"participations: one of the two; got {got}"
         )
     if sampling == "b-min-sep":
         if participations is not None:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from fedcgd.accounting import gaussian
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.planning import LinearModel, Question, plan_recipes
 from fedcgd.planning.render import run_configuration
 from fedcgd_simulations.flower_runs import local_superlink, run_app
@@ -54,7 +55,7 @@ def configurations(epsilon: float) -> dict[str, dict[str, str | int | float]]:
 def table(runs: list[dict[str, Any]]) -> Table:
     """The runs as a table whose title says under which promise they ran, and what the last one gains."""
     first = runs[0]
-    budget = f"(ε, δ) = ({first['epsilon']:.3g}, {first['delta']:g})"
+    budget = f"(ε, δ) = ({rounded_up(first['epsilon'])}, {first['delta']:g})"
     result = Table(title=f"{first['task']}, {first['users']} users\n{budget}, adjacency: {first['adjacency']}")
     for column in (
         "mechanism",

@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")  # a server has no display
 import matplotlib.pyplot as plt
 
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.files import whole
 
 _STYLES = ("-", "--", ":", "-.")  # readable without colour
@@ -33,7 +34,7 @@ def plot_accuracy(path: Path, runs: Sequence[dict[str, Any]]) -> None:
         xlabel="round",
         ylabel="test accuracy",
         ylim=(0, 1),
-        title=f"{first['task']}, {first['cohort']} users a round, (ε, δ) = ({first['epsilon']:.3g}, {first['delta']:g})",
+        title=f"{first['task']}, {first['cohort']} users a round, (ε, δ) = ({rounded_up(first['epsilon'])}, {first['delta']:g})",
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", title="final accuracy")
@@ -43,9 +44,10 @@ def plot_accuracy(path: Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def summary(run: dict[str, Any]) -> str:
-    """One line: accuracy, and ε with δ, adjacency, sampling and method."""
+    """One line: accuracy, and ε with δ, adjacency, sampling and method, and whether the noise is a secret at all."""
+    guessed = "" if run["private"] else f"; the noise is that of seed {run['seed']}: nothing here is private"
     return (
         f"{run['label']} on {run['task']}: test accuracy {run['accuracy'][-1]:.4f} after {run['releases']} rounds; "
-        f"ε ≤ {run['epsilon']:.4g} at δ = {run['delta']:g} (adjacency: {run['adjacency']}; "
-        f"sampling: {run['sampling']}; {run['method']})"
+        f"ε ≤ {rounded_up(run['epsilon'], 4)} at δ = {run['delta']:g} (adjacency: {run['adjacency']}; "
+        f"sampling: {run['sampling']}; {run['method']}){guessed}"
     )

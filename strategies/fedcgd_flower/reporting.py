@@ -11,7 +11,7 @@ from logging import INFO
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedcgd.accounting.guarantee import NO_NOISE, large_delta
+from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
 from fedcgd.ledger import Ledger
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
@@ -111,8 +111,8 @@ def epsilon_text(plan: Plan, released: int) -> str:
         return f"nothing is released; the planned run: {whole}"
     so_far = plan.quick_guarantee(released=released)
     return (
-        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released, ε ≤ {so_far.epsilon:.4g}, provided "
-        "that nobody looked at a released model to decide that the run ends here"
+        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released, ε ≤ "
+        f"{rounded_up(so_far.epsilon, 4)}, provided that nobody looked at a released model to decide that the run ends here"
     )
 
 
@@ -177,7 +177,11 @@ class RoundReport:
         if self.failure:
             parts.append(f"not released: {self.failure}")
         else:
-            spent = NO_NOISE if math.isinf(self.epsilon) else f"ε ≤ {self.epsilon:.4g} so far at δ = {self.delta:g}"
+            spent = (
+                NO_NOISE
+                if math.isinf(self.epsilon)
+                else f"ε ≤ {rounded_up(self.epsilon, 4)} so far at δ = {self.delta:g}"
+            )
             parts.append(spent)
             if self.noise_alone:
                 parts.append("nobody answered: what is released is noise alone")

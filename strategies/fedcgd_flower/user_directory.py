@@ -149,7 +149,11 @@ class UserDirectory:
             )
             if not registered:
                 declared = self.identity == "declared"
-                raise ValueError(words + " If every node that can connect is yours: trusted_nodes=True" * declared)
+                why = (
+                    ". A secret sampling needs it; or, if every node that can connect is yours, as in a simulation, "
+                    "say trusted_nodes=True"
+                )
+                raise ValueError(words + why * declared)
             self._say_once(f"{words}. They are left out")
         return registered
 

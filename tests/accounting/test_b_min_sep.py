@@ -654,6 +654,32 @@ def test_a_ladder_ends_at_the_first_rung_that_fails(monkeypatch: pytest.MonkeyPa
     assert ladder.confirm(1e-9, 5, 0)[0] == ladder.rungs[1]
 
 
+@pytest.mark.parametrize("epsilon", [0.0123, 1.2476, 4.713])
+def test_budgets_of_three_digits_are_rungs(epsilon: float) -> None:
+    """What is confirmed between two rungs is said at the upper one, and rounded up: 1.26 for 1.25."""
+    rungs = search._as_asked(epsilon * np.exp(0.002 * np.arange(15, -30, -1)))
+    assert np.all(np.diff(rungs) < 0)
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    numbers = np.arange(math.ceil(rungs[-1] / unit), math.floor(rungs[0] / unit) + 1)
+    assert len(numbers) > 5
+    assert set(np.round(numbers * unit, 6)) <= set(np.round(rungs, 6))
+
+
+def test_more_draws_choose_the_line_of_adding_where_it_may_rule() -> None:
+    """Those that confirm are others, and a pilot that adding has no say in stays as it is."""
+    question = search.Question(columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.5, True), 9.0)
+    pilot = question.at(6.5, 1.0, 2.5).pilot(5, 1e-12)
+    assert pilot is not None
+    surer = pilot.with_a_surer_line(5)
+    assert len(surer.ratios.lower) == 2**17
+    assert surer.adding[0].expected > 0.8 * surer.mean
+    np.testing.assert_array_equal(surer.values, pilot.values)
+    rarely = search.Question(columns_of(BSR(2), 40, 10, 40), BMinSepLaw(40, 10, 0.05, True), 9.0)
+    pilot = rarely.at(1.0, 2.0, 2.5).pilot(5, 1e-12)
+    assert pilot is not None
+    assert pilot.with_a_surer_line(5) is pilot
+
+
 def test_what_a_draw_says_of_one_epsilon_does_not_depend_on_the_others() -> None:
     """A draw is left out where it says nothing of any of them, and not of one."""
     columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)

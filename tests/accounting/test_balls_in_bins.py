@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.confidence import stake, upper_bound
 from fedcgd.accounting.gaussian import GaussianAccountant
-from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
+from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Mechanism, Normalized, matrix
 
 
 def bins(rounds: int, b: int) -> Participation:
@@ -140,7 +141,7 @@ def test_calibrated_noise_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplification() -> None:
     participation, known = bins(60, 20), Participation(rounds=60, min_separation=20)
-    rounds = (0, 5, 20, 41, 60)
+    rounds = (0, 5, 20, 60)
     spent, without = (
         [
             compute_epsilon(LambdaCGD(0.5), p, noise_multiplier=4.0, delta=1e-4, released=released).epsilon
@@ -171,11 +172,9 @@ def test_part_of_a_run_is_a_run(
     assert less <= found <= more <= whole
 
 
-@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.1), ("deterministic", 2.0)])
-@pytest.mark.parametrize("mechanism", [LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(3), DPSGD()])
-@pytest.mark.parametrize("released", [2, 3, 5, 8])
-def test_part_of_an_epoch_by_quadrature(mechanism, released: int, method: Method, slack: float) -> None:
-    """Two bins: both directions in the plane of m_0 and m_1, cut at the rounds that are out."""
+@lru_cache
+def delta_of_two_bins(mechanism: Mechanism, released: int) -> float:
+    """The larger of both directions at ε = 1 and σ = 2, in the plane of m_0 and m_1."""
     sigma, a = 2.0, math.exp(1.0)
     c = matrix(mechanism, 8)[:released] / sigma
     m = np.stack([c[:, j::2].sum(axis=1) for j in range(2)])
@@ -185,9 +184,17 @@ def test_part_of_an_epoch_by_quadrature(mechanism, released: int, method: Method
     plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
     mixture = sum(shifted) / 2
     truth = max(np.maximum(mixture - a * plain, 0).sum(), np.maximum(plain - a * mixture, 0).sum())
-    truth *= (axis[1] - axis[0]) ** 2 / (2 * math.pi)
+    return float(truth) * (axis[1] - axis[0]) ** 2 / (2 * math.pi)
+
+
+@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.1), ("deterministic", 2.0)])
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(3), DPSGD()])
+@pytest.mark.parametrize("released", [2, 3, 5, 8])
+def test_part_of_an_epoch_by_quadrature(mechanism, released: int, method: Method, slack: float) -> None:
+    """Two bins, cut at the rounds that are out."""
+    truth = delta_of_two_bins(mechanism, released)
     found = compute_delta(
-        mechanism, bins(8, 2), noise_multiplier=sigma, epsilon=1, released=released, method=method
+        mechanism, bins(8, 2), noise_multiplier=2.0, epsilon=1, released=released, method=method
     ).delta
     assert truth * (1 - 1e-4) <= found <= truth * slack
 

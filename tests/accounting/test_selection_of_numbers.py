@@ -226,11 +226,10 @@ def test_a_plan_is_accounted_for_with_the_damped_mechanism() -> None:
     assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
-def test_bands_under_random_allocation_are_damped_by_its_accounting(epsilon: float) -> None:
+def test_bands_under_random_allocation_are_damped_by_its_accounting() -> None:
     """Two epochs of 6 rounds: less error than undamped, with as many bands."""
     epochs = Participation(rounds=12, max_participations=2, sampling="random-allocation")
-    budget = {"clip_norm": 1.0, "epsilon": epsilon, "delta": 1e-3}
+    budget = {"clip_norm": 1.0, "epsilon": 4.0, "delta": 1e-3}
     plain = catalogue.mechanism("banded-toeplitz:3", epochs)
     plan, undamped = (Plan.calibrated(one, epochs, **budget) for one in ("banded-toeplitz:3", plain))
     assert isinstance(plan.mechanism, BandedToeplitz)

@@ -1,8 +1,8 @@
-"""δ of many rounds, down to 1e-30: against exact arithmetic, quadrature with 40 digits, and the Gaussian's closed form."""
+"""δ of many rounds, down to 1e-30: against exact arithmetic, quadrature with 36 digits, and the Gaussian's closed form."""
 
 import math
 from dataclasses import replace
-from fractions import Fraction
+from functools import lru_cache
 
 import mpmath
 import numpy as np
@@ -12,7 +12,7 @@ from scipy.fft import rfft
 from fedcgd import DPSGD, Participation, compute_delta, compute_epsilon
 from fedcgd.accounting import calibrate, gaussian
 from fedcgd.accounting.poisson import METHOD, WITHOUT_AMPLIFICATION, once_delta
-from fedcgd.accounting.tilted import Composition, GridLoss, _tail
+from fedcgd.accounting.tilted import _OUTSIDE, Composition, GridLoss, _ends, _tail
 
 # P(loss = i/4 − 1) in 64ths, for i = 0 … 8: lopsided, with a hole.
 SMALL = (5, 12, 0, 20, 10, 8, 5, 3, 1)
@@ -20,20 +20,26 @@ SMALL = (5, 12, 0, 20, 10, 8, 5, 3, 1)
 
 def exact_delta(rounds: int, epsilon: float) -> float:
     """Σ (1 − e^{ε−l})₊·P(l) of the `rounds`-fold convolution of `SMALL`, in exact arithmetic but for the exponential."""
-    total = [Fraction(1)]
-    for _ in range(rounds):
-        longer = [Fraction(0)] * (len(total) + len(SMALL) - 1)
-        for i, a in enumerate(total):
-            for j, b in enumerate(SMALL):
-                longer[i + j] += a * Fraction(b, 64)
-        total = longer
     mpmath.mp.dps = 60
     found = mpmath.mpf(0)
-    for i, p in enumerate(total):
+    for i, p in enumerate(convolution(rounds)):
         loss = mpmath.mpf(i) / 4 - rounds
         if loss > epsilon:
-            found += (1 - mpmath.exp(epsilon - loss)) * mpmath.mpf(p.numerator) / p.denominator
-    return float(found)
+            found += (1 - mpmath.exp(epsilon - loss)) * p
+    return float(found / 64**rounds)
+
+
+@lru_cache
+def convolution(rounds: int) -> list[int]:
+    """The `rounds`-fold convolution of `SMALL`, in 64^rounds-ths."""
+    total = [1]
+    for _ in range(rounds):
+        longer = [0] * (len(total) + len(SMALL) - 1)
+        for i, a in enumerate(total):
+            for j, b in enumerate(SMALL):
+                longer[i + j] += a * b
+        total = longer
+    return total
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 24, 60])
@@ -75,8 +81,8 @@ def test_rounds_without_sampling_are_one_gaussian(rounds, sigma, delta) -> None:
 
 
 def two_rounds(epsilon: float, q: float, sigma: float) -> float:
-    """δ of removing under two Poisson-subsampled rounds, by quadrature with 40 digits: E over the first of δ of the second."""
-    mpmath.mp.dps = 40
+    """δ of removing under two Poisson-subsampled rounds, by quadrature with 36 digits: E over the first of δ of the second."""
+    mpmath.mp.dps = 36
     q, sigma, epsilon = mpmath.mpf(q), mpmath.mpf(sigma), mpmath.mpf(epsilon)
 
     def loss(x):
@@ -172,3 +178,16 @@ def test_losses_that_are_infinite_stay_so_in_the_composition(epsilon: float) -> 
     exact = exact_delta(rounds, epsilon) * kept + 1 - kept
     found = Composition(loss, rounds).delta(epsilon)
     assert exact <= found <= exact * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("tilt", [1e-6, 0.01, 0.29, 0.3, 2.0])
+def test_hardly_anything_lies_outside_the_window_and_it_is_not_much_wider_than_the_losses(tilt: float) -> None:
+    """By the tilted convolution itself. From multiples of a tilt of 1e-6 alone the window was a million wide, and σ took long."""
+    rounds = 60
+    low, high = _ends(Composition(GridLoss(np.array(SMALL) / 64, -4, 0.25, 0.0), rounds), tilt)
+    losses = np.arange(8 * rounds + 1) / 4 - rounds
+    tilted = np.array([p / 64**rounds for p in convolution(rounds)]) * np.exp(tilt * losses)
+    tilted /= tilted.sum()
+    assert tilted[losses < low].sum() <= _OUTSIDE
+    assert tilted[losses > high].sum() <= _OUTSIDE
+    assert -rounds <= low < high <= rounds

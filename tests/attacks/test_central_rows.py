@@ -232,7 +232,7 @@ def test_sequences_that_were_packed_in_another_order_are_refused(mode, convert, 
         packed_run(lengths, 0, False, monkeypatch, mode, convert)
     lengths = lengths.sort(descending=True).values
     everybody = packed_run(lengths, -1, True, monkeypatch, mode, convert)
-    for silent in range(SIZE):
+    for silent in range(0, SIZE, 5):
         assert float((everybody - packed_run(lengths, silent, True, monkeypatch, mode, convert)).norm()) <= 0.05
 
 

@@ -97,6 +97,7 @@ B_MIN_SEP = ["--sampling", "b-min-sep"]
         (["--sampling", "poisson", "--sampling-rate", "often"], "such as 128/50000, got 'often'"),
         (["--sampling", "poisson"], "needs --sampling-rate (q), or --participations"),
         (["--sampling", "poisson", "--sampling-rate", "0.1", "--participations", "2"], "one of the two; got 0.1 and 2"),
+        (["--sampling", "poisson"], "one of the two; got neither"),
         (["--sampling-rate", "0.1"], "--sampling-rate is for poisson, cyclic-poisson and b-min-sep sampling, not for none"),
         (["--method", "deterministic"], "--method deterministic is a way to bound balls-in-bins"),
         (["--method", "monte-carlo", "--sampling", "poisson", "--sampling-rate", "0.1"], "leave --method out"),

@@ -264,7 +264,7 @@ def test_killed_anywhere_the_run_goes_on_without_using_noise_twice(
         return original(*args, **kwargs)
 
     def run():
-        return start(make(private, ledger=path), FakeGrid({1: pool(names())}))
+        return start(make(private, users=4, ledger=path), FakeGrid({1: pool(names(4))}))
 
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, point, dying)

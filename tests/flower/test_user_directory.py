@@ -127,7 +127,8 @@ def test_without_registration_a_secret_sampling_asks_nobody() -> None:
     grid = FakeGrid({1: pool("ann"), 2: pool("bob", name="silo0")})
     assert alone(make_directory(registered_only=True).refresh(grid)) == {"bob": 2}
     del grid.nodes[2]
-    with pytest.raises(ValueError, match=r"1 of 1 node is not registered by name.*trusted_nodes=True"):
+    says = r"1 of 1 node is not registered by name.* --name NAME\. A secret sampling needs it; or, .*trusted_nodes=True"
+    with pytest.raises(ValueError, match=says):
         make_directory(registered_only=True).refresh(grid)
     assert alone(make_directory(registered_only=True).refresh(FakeGrid({}))) == {}
 

@@ -301,9 +301,10 @@ def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
 )
 def test_shards_of_a_model_are_trained_to_the_bits_of_one_process(options, train, tmp_path):
     options = {"parts": 6} | options
+    alone = train(plain=True, folder=_new(tmp_path), **options)[0]["model"]
     for ranks in (2, 3):
         answers = train(ranks, folder=_new(tmp_path), sharded=True, **options)
-        assert models(answers) == [train(plain=True, folder=_new(tmp_path), **options)[0]["model"]] * ranks
+        assert models(answers) == [alone] * ranks
         sizes = [p.numel() for p in network(options.get("model", "linear")).parameters()]
         assert [sum(shards) for shards in zip(*(a["shards"] for a in answers), strict=True)] == sizes
 

@@ -8,7 +8,8 @@ from sampling_table import SAMPLINGS
 from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
 from fedcgd.accounting.balls_in_bins import accountant as balls_in_bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
-from fedcgd.mechanisms import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized
+from fedcgd.accounting.poisson import PoissonAccountant
+from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.optimisation import catalogue
 from fedcgd.plan import plan_differences
 
@@ -122,6 +123,18 @@ def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(mon
     assert len(made) == 1
 
 
+def test_the_epsilon_of_the_whole_run_is_found_once(monkeypatch) -> None:
+    """Every round of a Flower run says it."""
+    asked = []
+    epsilon = PoissonAccountant.epsilon
+    monkeypatch.setattr(PoissonAccountant, "epsilon", lambda *a, **named: asked.append(named) or epsilon(*a, **named))
+    participation = Participation(rounds=5, sampling="poisson", sampling_rate=0.1)
+    plan = Plan(mechanism=DPSGD(), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+    assert plan.guarantee() == plan.guarantee() == plan.guarantee(released=5)
+    assert plan.guarantee(released=3).epsilon < plan.guarantee().epsilon < replace(plan, delta=1e-6).guarantee().epsilon
+    assert [(named["released"], named["delta"]) for named in asked] == [(None, 1e-5), (3, 1e-5), (None, 1e-6)]
+
+
 @pytest.mark.parametrize(
     ("mechanism", "sampling", "epsilon"),
     [
@@ -138,6 +151,12 @@ def test_a_plan_promises_what_it_was_calibrated_for(mechanism, sampling: str, ep
     assert 0.97 * epsilon < plan.guarantee().epsilon <= epsilon
     less = replace(plan, noise_multiplier=plan.noise_multiplier * 0.98)
     assert less.guarantee().epsilon > epsilon
+
+
+def test_a_plan_under_drawn_rounds_promises_what_it_was_calibrated_for() -> None:
+    """Where adding a user costs as much as removing one, and few draws find too little of it."""
+    plan = Plan.calibrated(BSR(2), SAMPLINGS["b-min-sep"][0], clip_norm=1.0, epsilon=1.0, delta=1e-5)
+    assert 0.98 < plan.guarantee().epsilon <= 1.0
 
 
 @pytest.mark.parametrize(("mechanism", "epsilon"), [(DPSGD(), 8.0), (LambdaCGD(0.5), 4.0)])

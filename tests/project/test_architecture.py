@@ -1,6 +1,7 @@
 """Imports point down only, and the core knows no framework."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ def sources() -> dict[str, Path]:
     return found
 
 
+@cache
 def imports(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -45,6 +45,7 @@ def test_the_first_run_works_as_written(tmp_path: Path) -> None:
         assert accuracies[-1] > 0.5 > accuracies[0]  # guessing: 0.1
         assert verify(work / "run.db").problems == ()
         assert verify(work / "run.db").released == 12
+        assert verify(work / "run.db").delta_note is None  # the first run of many readers: δ far below 1 / users
         assert max(export(work / "run.db")["users_by_participations"]) == 3
         for step in after:
             followed("set -e\n" + step, work, environment)
