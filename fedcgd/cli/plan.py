@@ -166,7 +166,10 @@ def _linear(classes: int | None, features: int | None, uncentred: bool) -> Linea
     if classes is None and features is None and not uncentred:
         return None
     if classes is None or features is None:
-        raise ValueError("a linear model is described by --classes and --features together: give both, or neither")
+        raise ValueError(
+            "a linear model is described by --classes and --features together, and --uncentred is of one: "
+            "give both, or none of the three"
+        )
     return LinearModel(classes=classes, features=features, centred=not uncentred)
 
 
@@ -217,13 +220,25 @@ def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dic
     }
 
 
+def _model(question: Question) -> str:
+    """What the loss is taken for, in words."""
+    if question.spectrum is not None:
+        return "as the spectrum says"
+    if question.model is not None:
+        return f"linear, {question.model.features} inputs, {question.model.classes} classes"
+    if question.hidden_layers is None:
+        return "one hidden layer or none is supposed (--hidden-layers, or --classes and --features, say what it has)"
+    return f"a network, hidden layers: {question.hidden_layers}"
+
+
 def show(
     ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float, more: PlannedRecipe | None = None
 ) -> None:
     """The recipes as a table, and one as Python and as a run configuration; `more` has twice the turns, and is better."""
     secret = " or ".join(question.secret) or "nothing"
     console.print(
-        f"{question.users} users, at most {question.turns} turns each; can be kept secret: {secret}.\n"
+        f"{question.users} users, at most {question.turns} turns each; can be kept secret: {secret}; "
+        f"the model: {_model(question)}.\n"
         f"Each recipe is calibrated for ε = {question.epsilon:g} at δ = {question.delta:g} ({ADJACENCY}; "
         "sampling: the one named with it, else none; method: that of the sampling's accountant, which plan.guarantee() names).",
         soft_wrap=True, highlight=False,

@@ -16,7 +16,7 @@ ENERGY_DECAY = 1.8
 """The typical landscape: DIRECTIONS of curvature LARGEST·i^−DECAY, in which a loss of ENERGY·i^−ENERGY_DECAY is to be won, for
 updates clipped to norm 1. Found by trying them on 35 networks and 17 linear models (docs/guides/planning.md)."""
 
-DEEP = 2.1
+DEEP = 2.0
 """A network with two hidden layers or more is as much more sensitive to its weights: so much smaller are its best rates."""
 
 _INPUT_DECAY = 0.8

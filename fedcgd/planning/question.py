@@ -27,7 +27,8 @@ class Question:
         buffers: vectors of the model's size that there is room for to correlate noise; regenerated noise needs none, but time.
         spectrum: eigenvalues of the loss on *public* data like the private ones, in units of the clip norm; default: typical.
         model: a linear model's size, if it is one: the learning rate is then planned for it.
-        hidden_layers: of a network: how many layers are trained besides the last. With two or more the rates are smaller.
+        hidden_layers: of a network: how many layers are trained besides the last. With two or more the rates are smaller; None is
+            as one.
 
     Raises:
         ValueError: for numbers out of range, limits that leave no run, and more than one of spectrum, model and hidden layers.
@@ -71,7 +72,8 @@ class Question:
             )
         if [self.spectrum is not None, self.model is not None, self.hidden_layers is not None].count(True) > 1:
             raise ValueError(
-                "a spectrum, a linear model's size and a network's hidden layers each stand for the loss: give one of them"
+                "a spectrum, a linear model's size (classes and features) and a network's hidden layers each say what the loss "
+                "is: give one of them"
             )
         if self.max_rounds is not None and self.least_steps > self.max_rounds:
             raise ValueError(

@@ -1,5 +1,7 @@
 """Many models at once descend as each would alone, by autograd, one example after the other."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -44,7 +46,7 @@ def gradient(layers: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
 def alone(data: Labelled, when: Rounds, run: Run, seed: int, people: People | None) -> float:
     """The accuracy of one model, in plain loops."""
     sizes = (FEATURES, *data.hidden, CLASSES)
-    shapes = [(a + 1, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+    shapes = [(a + 1, b) for a, b in pairwise(sizes)]
     flat, z = batched_descent._start(shapes, when.rounds, seed, data.scaled, "cpu")
     noise = torch.from_numpy(MATRICES[run.noise]) @ z
 

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +31,8 @@ from fedcgd.planning import (
     verdict,
     with_more_turns,
 )
-from fedcgd.planning.landscape import DIRECTIONS, Landscape
-from fedcgd.planning.planner import PlannedRecipe, _sampled_names, _steps
+from fedcgd.planning.landscape import DECAY, DEEP, DIRECTIONS, LARGEST, Landscape
+from fedcgd.planning.planner import PlannedRecipe, _best_of, _sampled_names, _steps
 from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
 from fedcgd.quadratic import Spectrum
 from fedcgd_flower import scheduled
@@ -125,7 +126,7 @@ def test_the_rate_is_the_best_of_those_around_it() -> None:
 def test_the_typical_landscape_has_all_its_directions() -> None:
     typical = Landscape.typical()
     assert typical.counts.sum() == DIRECTIONS
-    plain = 0.22 / np.arange(1, 601)  # LARGEST/i
+    plain = LARGEST * np.arange(1.0, 601) ** -DECAY
     assert float(typical.counts @ typical.eigenvalues) == pytest.approx(plain.sum(), rel=0.01)
     assert typical.eigenvalues[:7] == pytest.approx(plain[:7])
 
@@ -430,14 +431,42 @@ def test_one_participation_only_is_the_question_of_an_epoch() -> None:
     )
 
 
-def test_a_network_is_planned_with_a_rate_that_falls_where_noise_would_stay() -> None:
-    """Its curvature falls as it trains: what late rounds add is damped less than a typical landscape says."""
-    typical = Question(users=1260, epsilon=1.0, delta=1e-5, turns=5)
-    assert plan_recipes(typical)[0].recipe.schedule == "constant"
-    network = plan_recipes(replace(typical, network=True))[0].recipe
-    assert (network.schedule, network.momentum) == ("linear", 0.9)
-    with pytest.raises(ValueError, match="give one of them"):
-        replace(typical, network=True, model=LinearModel(classes=10, features=64))
+def test_a_deep_network_ends_as_well_at_smaller_rates() -> None:
+    """What it is more sensitive by is a unit of the rate: recipes, noise and losses are those of one hidden layer."""
+    typical = Question(users=4000, epsilon=4.0, delta=1e-5, turns=5)
+    shallow, deep, deeper = (plan_recipes(replace(typical, hidden_layers=layers)) for layers in (1, 2, 5))
+    assert shallow == plan_recipes(typical)
+    assert deep == deeper
+    for one, other in zip(shallow, deep, strict=True):
+        assert one.recipe == other.recipe
+        assert one.outcome.learning_rate == pytest.approx(
+            DEEP * other.outcome.learning_rate, rel=0.2
+        )  # on a grid of √2
+        assert one.outcome.loss == pytest.approx(other.outcome.loss, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "also", [{"model": LinearModel(classes=10, features=64)}, {"spectrum": Spectrum.of([0.5, 2.0])}]
+)
+def test_one_thing_says_what_the_loss_is(also: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"give one of them"):
+        replace(QUESTION, hidden_layers=2, **also)
+
+
+def test_no_hidden_layer_is_a_linear_model() -> None:
+    with pytest.raises(ValueError, match="hidden_layers must be a whole number of at least 1, got 0"):
+        replace(QUESTION, hidden_layers=0)
+
+
+def test_of_recipes_that_are_as_good_a_network_gets_about_twenty_rounds_a_turn_and_a_linear_model_the_fewest() -> None:
+    outcome = Outcome(learning_rate=1.0, progress=100.0, noise=0.1, loss=0.1)
+    good = [
+        PlannedRecipe(replace(RECIPE, users=3600, steps=steps), LambdaCGD(0.8), 40.0, replace(outcome, loss=loss))
+        for steps, loss in ((3, 0.1), (5, 0.1019), (14, 0.1), (18, 0.1019), (20, 0.103), (30, 0.1))
+    ]
+    assert _best_of(QUESTION, good).recipe.steps == 18
+    linear = replace(QUESTION, model=LinearModel(classes=10, features=64))
+    assert _best_of(linear, good).recipe.steps == 3
 
 
 def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -> None:
