@@ -17,30 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-HEADING = """# Command line
-
-Every command explains itself with `--help`; this page is made from the same text, and a test runs every example on it. With
-`--json`, a command prints JSON on standard output and nothing else: the figures, and all that the claim rests on (rounds, k, b,
-q, sampling, adjacency, method, whether the sensitivity is exact). Without it, progress and complaints are on standard error.
-
-| exit code | meaning |
-|---|---|
-| 0 | done, and nothing speaks against the claim |
-| 1 | an audit refutes the claim, or the records of a ledger contradict each other or the plan; with a Python traceback, a bug |
-| 2 | the input is wrong; standard error says what is wrong and why, and standard output is empty |
-| 130 | interrupted (Ctrl-C) |
-
-`fedcgd --install-completion` makes the shell (Bash, Zsh, Fish, PowerShell) complete commands, options, samplings and mechanisms,
-after it is opened again; `fedcgd --show-completion` prints what that would install.
-
-"""
+COMMANDS_HERE = "<!-- commands -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the plots of the experiments, which lie outside of docs/, and the reference of the command line."""
+    """Add the plots of the experiments, which lie outside of docs/, and the tutorials as notebooks."""
     for plot in sorted((ROOT / PLOTS).iterdir()):
         files.append(File.generated(config, f"plots/{plot.name}", abs_src_path=str(plot)))
-    files.append(File.generated(config, "reference/command_line.md", content=HEADING + command_line()))
     for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
         if cells := notebook_cells(page.read_text()):
             notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": KERNEL, "cells": cells}
@@ -50,7 +33,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to those plots work in the repository as well as here; a tutorial offers its notebook."""
+    """Links to those plots work in the repository as well as here; a tutorial offers its notebook; a page has the commands."""
+    if COMMANDS_HERE in markdown:
+        markdown = markdown.partition(COMMANDS_HERE)[0] + command_line()
     if page.file.src_uri.startswith("tutorials/") and notebook_cells(markdown):
         markdown += f"\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{download}}\n"
     return markdown.replace(f"](../{PLOTS}/", "](plots/")

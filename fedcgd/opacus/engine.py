@@ -246,7 +246,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         optimizer: optim.Optimizer,
         criterion: Any = None,
         data_loader: DataLoader[Any],
-        mechanism: Mechanism | str,
+        mechanism: Mechanism | str | None = None,
         target_epsilon: float,
         target_delta: float,
         epochs: int,
@@ -266,8 +266,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             optimizer: as in `make_private`.
             criterion: as in `make_private`.
             data_loader: as in `make_private`.
-            mechanism: what `Plan.calibrated` takes. One without a number, such as "lambda-cgd", is chosen for the momentum of
-                the `optimizer` and for the `schedule`.
+            mechanism: what `Plan.calibrated` takes; it has to be given. One without a number, such as "lambda-cgd", is chosen
+                for the momentum of the `optimizer` and for the `schedule`.
             target_epsilon: ε of the whole run.
             target_delta: δ.
             epochs: so many passes over the loader.
@@ -286,9 +286,14 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             What `make_private` returns.
 
         Raises:
-            ValueError: for what is not accounted for.
+            ValueError: without a mechanism, and for what is not accounted for.
         """
         check_clipping(clipping, max_grad_norm)
+        if mechanism is None:
+            raise ValueError(
+                'give also mechanism: mechanism="dp-sgd" is the independent noise of Opacus; mechanism="lambda-cgd" correlates '
+                'it, with sampling="none" or sampling="balls-in-bins"'
+            )
 
         def calibrated(participation: Participation) -> Plan:
             return Plan.calibrated(

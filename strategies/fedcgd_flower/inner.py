@@ -68,6 +68,16 @@ def check_inner(inner: object, *, has_hook: bool = False) -> Strategy:
     return inner
 
 
+def check_scheduled_rounds(inner: Strategy, rounds: int) -> None:
+    """Raise ValueError if the rate of `inner` follows a schedule (`scheduled`) over another number than the plan's `rounds`."""
+    planned: int | None = getattr(inner, "scheduled_rounds", None)
+    if planned not in (None, rounds):
+        raise ValueError(
+            f"the server rate of {type(inner).__name__} is scheduled over {planned} rounds, and the plan has {rounds}: make it "
+            f"with scheduled(…, rounds={rounds}), which is plan.participation.rounds"
+        )
+
+
 def own_aggregation(inner: Strategy) -> str | None:
     """The class that overrides `aggregate_train` of Flower's strategies; None if none does, or only one of fedcgd."""
     for kind in type(inner).__mro__:
@@ -176,6 +186,7 @@ def scheduled(base: type[FedAvg], schedule: Schedule, *, rounds: int, warmup: in
 
     Raises:
         ValueError: for an unknown schedule, a warm-up that is not shorter than the run, and a strategy without a server rate.
+            `CorrelatedNoise` raises it if its plan has another number of rounds.
     """
     factors = rate_factors(schedule, rounds, warmup=warmup)
     if base is FedAvg:
@@ -185,6 +196,7 @@ def scheduled(base: type[FedAvg], schedule: Schedule, *, rounds: int, warmup: in
     rate = "server_learning_rate" if issubclass(base, FedAvgM) else "eta"
 
     class Scheduled(base):  # type: ignore[misc, valid-type]
+        scheduled_rounds = rounds
         rate_schedule = f"{schedule} over {rounds} rounds, warm-up {warmup}"
         training_settings = (*getattr(base, "training_settings", ()), "rate_schedule")
 

@@ -22,7 +22,7 @@ from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log_info, log_warning
-from fedcgd_flower.inner import check_inner
+from fedcgd_flower.inner import check_inner, check_scheduled_rounds
 from fedcgd_flower.keeper_openings import check_keepers, log_keepers
 from fedcgd_flower.layout import BatchNorm
 from fedcgd_flower.private_evaluation import PrivateEvaluation, check_evaluation
@@ -153,6 +153,7 @@ class CorrelatedNoise(Strategy):
         check_inner(inner, has_hook=on_release is not None)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
+        check_scheduled_rounds(inner, plan.participation.rounds)
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
             raise TypeError(f"key must be a NoiseKey, for example NoiseKey.from_file(path); got {type(key).__name__}")
         if hosts is not None and not isinstance(hosts, Mapping):

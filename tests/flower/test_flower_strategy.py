@@ -32,7 +32,7 @@ from fedcgd.ledger import Ledger, export
 from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation.cohorts import rounds_of
-from fedcgd_flower import CorrelatedNoise, inner_state, sequential_training
+from fedcgd_flower import CorrelatedNoise, inner_state, scheduled, sequential_training
 
 
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6))])
@@ -461,6 +461,18 @@ def test_a_refusal_says_what_is_in_the_way(inner, why: str) -> None:
     """FedXgbBagging was said to compare updates, which it does not."""
     with pytest.raises(ValueError, match=f"{type(inner).__name__} {why}"):
         make(inner)
+
+
+@pytest.mark.parametrize("planned", [5, 7])
+def test_a_schedule_over_other_rounds_than_the_plan_s_is_refused(planned: int) -> None:
+    """Over fewer, the rate stayed at its last, smallest factor to the end; over more, it ended high above it."""
+    message = (
+        rf"rate of ScheduledFedAvgM is scheduled over {planned} rounds, and the plan has 6: .*scheduled\(…, rounds=6\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        make(scheduled(FedAvgM, "linear", rounds=planned)())
+    make(scheduled(FedAvgM, "linear", rounds=6)())
+    make(scheduled(FedAvgM, "constant", rounds=planned)())
 
 
 class _WaitsForNodes(FedAvg):

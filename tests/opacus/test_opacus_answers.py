@@ -283,6 +283,28 @@ def test_a_slip_is_answered_in_the_words_of_the_argument(changed, message):
         made_of(**changed)
 
 
+def test_a_mechanism_that_is_left_out_is_asked_for_with_the_one_of_opacus():
+    """Python said that a required keyword-only argument is missing, which a program for Opacus cannot know."""
+    model = nn.Linear(4, 2)
+    arguments = {
+        "module": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "data_loader": DataLoader(data(), batch_size=8),
+        "target_epsilon": 4.0,
+        "target_delta": 1e-5,
+        "epochs": 2,
+        "max_grad_norm": 1.0,
+    }
+    with pytest.raises(ValueError, match=r'give also mechanism: mechanism="dp-sgd" .*; mechanism="lambda-cgd"') as said:
+        CorrelatedPrivacyEngine(SECRET).make_private_with_epsilon(**arguments)
+    CorrelatedPrivacyEngine(SECRET).make_private_with_epsilon(**arguments, mechanism="dp-sgd")
+    for sampling in ("none", "balls-in-bins"):
+        assert f'sampling="{sampling}"' in str(said.value)
+        CorrelatedPrivacyEngine(SECRET).make_private_with_epsilon(
+            **arguments, mechanism="lambda-cgd", sampling=sampling
+        )
+
+
 def lam(**changed) -> float:
     """λ of a run whose mechanism has no number."""
     engine = CorrelatedPrivacyEngine(SECRET)
