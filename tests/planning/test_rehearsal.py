@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +94,7 @@ def test_theory_s_loss_at_the_planned_rate_is_the_plan_s_and_elsewhere_more() ->
         )
         for part in (0.4, 1.0, 2.5)
     ]
-    assert found[1] == one.outcome
+    assert asdict(found[1]) == pytest.approx(asdict(one.outcome), rel=1e-12)
     assert found[1].loss < min(found[0].loss, found[2].loss)
 
 
@@ -108,7 +108,8 @@ def test_the_shortlist_is_what_is_nearly_as_good_each_way_once() -> None:
     assert last > 1.3 * best
     assert max(one.outcome.loss for one in shortlist(long, 100)) <= 1.2 * best
     ways = [(one.kind, one.recipe.schedule, one.recipe.momentum) for one in found]
-    assert len(set(ways)) == len(ways) == 4
+    assert len(set(ways)) == len(ways) == 3
+    assert shortlist(QUESTION, 2) == found[:2]
 
 
 def test_levels_halve_the_candidates_and_cost_the_same() -> None:
@@ -134,7 +135,7 @@ class Peak:
         return -away - 0.2 * (rehearsal.planned.recipe != self.recipe) + noise
 
 
-@pytest.mark.parametrize(("place", "part"), [(0, RATES[0]), (1, RATES[4]), (3, RATES[2])])
+@pytest.mark.parametrize(("place", "part"), [(0, RATES[0]), (1, RATES[4]), (2, RATES[2])])
 def test_the_best_candidate_is_found(place: int, part: float) -> None:
     peak, said = Peak(QUESTION, place, part), list[str]()
     found = rehearse(QUESTION, peak, public=True, progress=said.append)
