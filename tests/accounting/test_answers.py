@@ -38,12 +38,14 @@ ASKED: list[Callable[[], object]] = [
 
 
 def test_every_other_question_is_another_file_and_each_is_answered_as_before(tmp_path: Path) -> None:
-    first = []
-    for number, ask in enumerate(ASKED):
+    """One file more, or two: an ε that is found near a round number asks for the σ of that budget too."""
+    first, kept = [], [0]
+    for ask in ASKED:
         first.append(ask())
-        assert len(list(tmp_path.glob("answer-*.json"))) == number + 1
+        kept.append(len(list(tmp_path.glob("answer-*.json"))))
+        assert kept[-2] < kept[-1] <= kept[-2] + 2
     assert [ask() for ask in ASKED] == first
-    assert len(list(tmp_path.glob("answer-*.json"))) == len(ASKED)
+    assert len(list(tmp_path.glob("answer-*.json"))) == kept[-1]
 
 
 def test_what_is_kept_is_not_found_again_but_by_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
