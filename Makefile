@@ -29,7 +29,7 @@ simulate: $(VENV)/installed
 	PYTHONPATH=simulations $(BIN)/python -m fedcgd_simulations.demo --results $(RESULTS)
 
 # A process a core, four at most: each takes a gigabyte.
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(PARALLEL)
 

@@ -33,11 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The last folders first: in them are the longest files, and a process that begins one last works on while others wait."""
-    items.sort(key=lambda item: item.path, reverse=True)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--foreign-warnings"):
         config.addinivalue_line("filterwarnings", "default")
