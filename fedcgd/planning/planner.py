@@ -92,7 +92,7 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     kinds: dict[str, list[PlannedRecipe]] = {}
     for one in found:
         kinds.setdefault(one.kind, []).append(one)
-    return sorted((_best_of(question, same) for same in kinds.values()), key=_loss)
+    return sorted((_preferred(question, same) for same in kinds.values()), key=_loss)
 
 
 def shortlist(question: Question, count: int, *, progress: Progress = lambda _: None) -> list[PlannedRecipe]:
@@ -110,7 +110,7 @@ def shortlist(question: Question, count: int, *, progress: Progress = lambda _: 
     groups: dict[tuple[str, str, float], list[PlannedRecipe]] = {}
     for one in found:
         groups.setdefault((one.kind, one.recipe.schedule, one.recipe.momentum), []).append(one)
-    ranked = sorted((_best_of(question, same) for same in groups.values()), key=_loss)
+    ranked = sorted((_preferred(question, same) for same in groups.values()), key=_loss)
     return [one for one in ranked if one.outcome.loss <= _NEARLY * ranked[0].outcome.loss][:count]
 
 
@@ -243,7 +243,7 @@ def _loss(one: PlannedRecipe) -> float:
     return one.outcome.loss
 
 
-def _best_of(question: Question, found: list[PlannedRecipe]) -> PlannedRecipe:
+def _preferred(question: Question, found: list[PlannedRecipe]) -> PlannedRecipe:
     """Of those that are as good as the best, that with the fewest rounds; of a network about _NETWORK_STEPS a turn."""
     steps = 1 if question.model is not None else _NETWORK_STEPS
     least = min(map(_loss, found))

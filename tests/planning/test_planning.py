@@ -32,7 +32,7 @@ from fedcgd.planning import (
     with_more_turns,
 )
 from fedcgd.planning.landscape import DECAY, DEEP, DIRECTIONS, LARGEST, Landscape
-from fedcgd.planning.planner import PlannedRecipe, _best_of, _sampled_names, _steps
+from fedcgd.planning.planner import PlannedRecipe, _preferred, _sampled_names, _steps
 from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
 from fedcgd.quadratic import Spectrum
 from fedcgd_flower import scheduled
@@ -464,9 +464,9 @@ def test_of_recipes_that_are_as_good_a_network_gets_about_twenty_rounds_a_turn_a
         PlannedRecipe(replace(RECIPE, users=3600, steps=steps), LambdaCGD(0.8), 40.0, replace(outcome, loss=loss))
         for steps, loss in ((3, 0.1), (5, 0.1019), (14, 0.1), (18, 0.1019), (20, 0.103), (30, 0.1))
     ]
-    assert _best_of(QUESTION, good).recipe.steps == 18
+    assert _preferred(QUESTION, good).recipe.steps == 18
     linear = replace(QUESTION, model=LinearModel(classes=10, features=64))
-    assert _best_of(linear, good).recipe.steps == 3
+    assert _preferred(linear, good).recipe.steps == 3
 
 
 def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -> None:
