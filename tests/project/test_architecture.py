@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
     {
         "fedcgd.blas",
         "fedcgd.cache",
+        "fedcgd.choices",
         "fedcgd.machine_code",
         "fedcgd.files",
         "fedcgd.participation",
