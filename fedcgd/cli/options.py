@@ -281,6 +281,10 @@ def participation_of(
     user is in the drawn group in n/p rounds, so q = p·k/n. For b-min-sep it is in one of 1/q + b − 1 rounds, so that
     q = 1/(n/k − b + 1).
     """
+    if bands is not None and bands > rounds >= 1:
+        raise ValueError(
+            f"the mechanism has {bands} bands, and a run of {rounds} rounds has use for {rounds} at most: write {rounds}, or fewer"
+        )
     if not warm and sampling != "b-min-sep":
         raise ValueError(f"--cold-start is for b-min-sep sampling, not for {sampling}; leave it out")
     if separation is None:

@@ -276,7 +276,7 @@ class Keepers:
             )
         if self.tls is not None and not self.are_services:
             raise ValueError("tls is for keepers that are services, and these have no address")
-        assert self.shares  # it checks the numbers
+        _ = self.shares  # refuses numbers that do not fit
         if (self.epsilon is None) != (self.delta is None):
             raise ValueError("epsilon and delta, the most that a run may cost, are given together or not at all")
         if self.epsilon is not None and not (_is_number(self.epsilon) and 0 < self.epsilon < math.inf):

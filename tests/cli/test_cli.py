@@ -118,6 +118,8 @@ def test_compare_draws(tmp_path: Path) -> None:
         (("--mechanism", "lambda-cgd:nan"), "[0, 1)"),
         (("--mechanism", "lambda-cgd:-0.1"), "[0, 1)"),
         (("--mechanism", "adam"), "unknown mechanism"),
+        (("--mechanism", "bisr:3901"), "has 3901 bands, and a run of 3900 rounds has use for 3900 at most: write 3900"),
+        (("--mechanism", "bsr:10000:normalized"), "has 10000 bands"),
         (("--mechanism", "blt"), "blt needs d, the number of buffers: write blt:d"),
         (("--mechanism", "lambda-cgd", "--sampling", "poisson", "--separation", "1"), "no λ of lambda-cgd to choose"),
         (
