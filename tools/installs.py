@@ -172,7 +172,7 @@ def modules(on: Installed) -> None:
 def ledger(on: Installed) -> None:
     """A record that is shown, verified, exported and reported; and one that contradicts itself."""
     on.expect(0, on.python, "-c", LEDGER)
-    recorded(on)
+    recorded(on, "run.db")
     if on.extra in NEEDED_BY["matplotlib"]:
         on.expect(0, "fedcgd", "report", "run.db", "-o", "report.html")
     else:
@@ -181,13 +181,13 @@ def ledger(on: Installed) -> None:
     on.expect(1, "fedcgd", "ledger", "verify", "run.db", says="Problem")
 
 
-def recorded(on: Installed) -> None:
-    """`run.db`, which is sound."""
+def recorded(on: Installed, name: str) -> None:
+    """The ledger of that name, which is sound."""
     for command in ("ledger show", "ledger verify", "ledger export", "ledger compose"):
-        on.expect(0, "fedcgd", *command.split(), "run.db")
-    on.expect(0, "fedcgd", "ledger", "verify", "run.db", says="no contradiction")
-    for name in ("statement.md", "statement.json"):
-        on.expect(0, "fedcgd", "report", "run.db", "-o", name)
+        on.expect(0, "fedcgd", *command.split(), name)
+    on.expect(0, "fedcgd", "ledger", "verify", name, says="no contradiction")
+    for page in ("statement.md", "statement.json"):
+        on.expect(0, "fedcgd", "report", name, "-o", page)
 
 
 def keepers(on: Installed) -> None:
@@ -201,10 +201,9 @@ def keepers(on: Installed) -> None:
 
 def numpy_run(on: Installed) -> None:
     """A server and a node whose model is NumPy, and their ledger. The grid between them is that of the tests."""
-    (on.work / "run.db").unlink(missing_ok=True)
-    helpers = ROOT / "tests" / "helpers"
-    on.expect(0, on.python, "-W", "ignore", helpers / "without_extras.py", "run", on.work / "run.db", HIDDEN="")
-    recorded(on)
+    program = ROOT / "tests" / "helpers" / "without_extras.py"
+    on.expect(0, on.python, "-W", "ignore", program, "run", on.work / "numpy.db", HIDDEN="")
+    recorded(on, "numpy.db")
 
 
 def plots(on: Installed) -> None:
@@ -263,7 +262,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix=f"{extra}-", dir=place) as folder:
                 failures = tried(Path(folder), extra, sdist if extra == "base" else wheel, asked.keep)
             failed += [extra] * bool(failures)
-            print(f"{extra}: " + ("; ".join(failures) if failures else "ok"), flush=True)
+            print(f"{extra}: {len(failures)} failures" if failures else f"{extra}: ok", flush=True)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
@@ -278,7 +277,8 @@ def tried(folder: Path, extra: str, built: Path, keep: list[str]) -> list[str]:
     for check in (*EVERYWHERE, *CHECKS.get(extra, ())):
         before = len(on.failures)
         check(on)
-        print(f"  {check.__name__}: " + ("ok" if len(on.failures) == before else "FAILED"), flush=True)
+        failed = on.failures[before:]
+        print(f"  {check.__name__}: " + ("\n".join(["FAILED", *failed]) if failed else "ok"), flush=True)
     return on.failures
 
 
