@@ -189,9 +189,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             rand_on_empty: False.
             accumulation_steps: in how many batches of the loader a round's batch comes; it is released once, after the last. Of
                 several processes each has an equal number of them; 1 is one for each process.
-            augmentation_multiplicity: how many rows that follow one another are copies of one example: their gradients are
-                averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image
-                Classification through Scale", 2022, arXiv:2204.13650).
+            augmentation_multiplicity: in how many copies the loader gives each example, rows that follow one another, labels
+                too: it reads the example so often from the data set, whose transformations make them differ, or the example is
+                a list of so many tuples or mappings. Their gradients are averaged before they are clipped (De et al.,
+                "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022, arXiv:2204.13650).
             assume_independent: why examples are independent where a check says that they are not; recorded with the run, whose
                 checks then warn.
 

@@ -121,6 +121,7 @@ class FirstBatches:
         dataset: Any = self._loader.dataset
         with same_random_numbers(()):
             examples = [dataset[i] for i in range(0, len(dataset), -(-len(dataset) // PROBED))]
+        examples = [rows[0] for rows in examples] if self._copies > 1 else examples
         call = None if arguments is None else lambda other: self._call(arguments(other))
         if hasattr(self._hooks, "disable_hooks"):
             self._hooks.disable_hooks()

@@ -217,7 +217,7 @@ def check_passes(
         return list(rows)
     if examples % copies:
         raise RuntimeError(
-            f"the model was given {examples} rows, no multiple of augmentation_multiplicity={copies}: give it all copies of an "
-            "example one after the other, as inputs of shape (examples, copies, …) have them after inputs.flatten(0, 1)"
+            f"the model was given {examples} rows, no multiple of augmentation_multiplicity={copies}: give it all rows of the "
+            "loader's batch, in their order; all copies of an example are in it already, one after the other"
         )
     return [row.averaged(copies) for row in rows]

@@ -112,4 +112,4 @@ class PrivateRun:
             rank=0 if self.ranks is None else self.ranks.rank,
             ranks=1 if self.ranks is None else self.ranks.count,
         )
-        return loader_over(data_loader, batches, self.gradients.batch_first)
+        return loader_over(data_loader, batches, self.gradients.batch_first, self.gradients.copies)

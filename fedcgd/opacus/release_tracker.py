@@ -269,8 +269,9 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
                 + ("fewer" if step.clipped < step.examples else "more")
                 + " rows than the loader issued examples for its round: put each example of the batch through one forward "
                 "and one backward pass (add losses up before the backward pass; leave no part of a batch out; make one row "
-                "an example, or give make_private augmentation_multiplicity; call zero_grad after a backward pass that is for "
-                f"something else, as an attack on the inputs). To go on, {_AGAIN}"
+                "an example, or give make_private augmentation_multiplicity, with which the loader's batch has all copies of "
+                "its examples; call zero_grad after a backward pass that is for something else, as an attack on the inputs). "
+                f"To go on, {_AGAIN}"
             )
         return step
 

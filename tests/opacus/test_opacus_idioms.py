@@ -367,25 +367,21 @@ def test_copies_of_an_example_are_averaged_before_they_are_clipped(mode, words, 
     generator = torch.Generator().manual_seed(1)
     shape = (8, 3, 5) if words else (8, 3, 6)
     inputs = torch.randint(0, 9, shape, generator=generator) if words else torch.randn(shape, generator=generator)
-    data = TensorDataset(inputs, torch.arange(8) % 3)
+    targets = torch.arange(8) % 3
+    data = [[(copy, target) for copy in copies] for copies, target in zip(inputs, targets, strict=True)]
     make = Words if words else network
     run = Run(
         monkeypatch, data=data, model=make(), batch=4, epochs=1, mode=mode, clip_norm=0.3, rate=0.0,
         augmentation_multiplicity=3,
     )  # fmt: skip
 
-    def step(batch):
-        run.loss(run.module(batch[0].flatten(0, 1)), batch[1].repeat_interleave(3)).backward()
-        run.optimizer.step()
-
-    run.train(step)
+    run.train()
     model = make()
     for t, total in enumerate(run.sums):
         expected = torch.zeros_like(total)
         for i in run.loader.batch_sampler.batch(t):
             model.zero_grad()
-            copies, target = data[i]
-            functional.cross_entropy(model(copies), target.repeat(3)).backward()  # the mean over the copies
+            functional.cross_entropy(model(inputs[i]), targets[i].repeat(3)).backward()  # the mean over the copies
             gradient = torch.cat([p.grad.reshape(-1).double() for p in model.parameters()])
             expected += gradient * min(1.0, 0.3 / float(gradient.norm()))
         assert float((total - expected).norm()) < 1e-3 * float(expected.norm())
@@ -395,7 +391,7 @@ def test_copies_are_checked(monkeypatch):
     run = Run(monkeypatch, model=network(), augmentation_multiplicity=3)
     inputs, targets = next(iter(run.loader))
     with pytest.raises(RuntimeError, match=r"given 4 rows, no multiple of augmentation_multiplicity=3"):
-        run.step([inputs, targets])
+        run.step([inputs[:4], targets[:4]])
     with pytest.raises(ValueError, match="augmentation_multiplicity must be at least 1, got 0"):
         Run(monkeypatch, augmentation_multiplicity=0)
 
@@ -416,7 +412,7 @@ def test_copies_of_one_example_may_act_on_each_other_but_not_on_other_examples(m
     for start in (0, 1):
         run = Run(monkeypatch, model=Within(start), augmentation_multiplicity=2)
         inputs, targets = next(iter(run.loader))
-        batch = [torch.stack([inputs, inputs + 1], 1).flatten(0, 1), targets.repeat_interleave(2)]
+        batch = [inputs + (torch.arange(len(inputs)) % 2)[:, None], targets]
         if start:
             with pytest.raises(RuntimeError, match="examples influence each other"):
                 run.step(batch)
