@@ -1,19 +1,16 @@
 """Whether a `collate_fn` keeps examples apart: by padding to the longest of a batch, or mixing, one example acts on all rows."""
 
-import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import default_collate
 
 from fedcgd.opacus.module_memory import ModuleMemory
-from fedcgd.opacus.probing import CrossExampleLeakError, bytes_of, same_random_numbers, tensors_of
+from fedcgd.opacus.probing import CrossExampleLeakError, bytes_of, evaluating, same_random_numbers, seed_all, tensors_of
 
 PROBED = 64
 """How many examples are looked at."""
@@ -60,9 +57,7 @@ def _size(collate_fn: Collate, example: Any) -> int:
 
 def _collated(collate_fn: Collate, examples: list[Any], seed: int) -> Any:
     with same_random_numbers(()):
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
+        seed_all(seed)
         batch = collate_fn(examples)
     return dict(batch) if isinstance(batch, Mapping) else batch
 
@@ -94,7 +89,7 @@ def _outputs_same(call: Callable[[Any], Any], short: Any, long: Any, module: nn.
     """Whether the model gives the other examples the same outputs, as far as there are such in both."""
     memory, outputs = ModuleMemory(module), []
     try:
-        with _evaluating(module), torch.no_grad():
+        with evaluating(module), torch.no_grad():
             for batch in (short, long):
                 outputs.append([t.clone() for t in tensors_of(call(batch)) if t.dim() > 0])
                 memory.restore()
@@ -125,17 +120,6 @@ def _alike_but_one(one: Tensor, other: Tensor) -> bool:
             if bool(((a - b).abs() <= limit).all()):
                 return True
     return False
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes = [(layer, layer.training) for layer in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
 
 
 def as_called(given: Any, batch: Any) -> Callable[[Any], Any] | None:
