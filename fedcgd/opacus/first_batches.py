@@ -101,6 +101,8 @@ class FirstBatches:
         if rows > self._copies and not look.tells_forward and self._next > 1:
             return
         look.check()
+        if self._tracker.listener is not None:
+            self._tracker.listener.on_look()
         if rows == self._copies or look.tells_forward:
             self._next *= _AGAIN
 

@@ -155,6 +155,18 @@ class GhostLoss:
         return losses.mean() if self.reduction == "mean" else losses.sum()
 
 
+def is_under_way(p: Any) -> bool:
+    """Whether a forward or backward pass has left something at the parameter `p` that no step has used."""
+    return getattr(p, "grad_sample", None) is not None or bool(getattr(p, "_forward_counter", 0))
+
+
+def forget_samples(p: Any) -> None:
+    """Remove what forward and backward passes have left at the parameter `p`."""
+    p.grad_sample, p._forward_counter = None, 0
+    if hasattr(p, "_current_grad_sample"):
+        del p._current_grad_sample
+
+
 def _used_once(module: nn.Module) -> bool:
     """Whether the gradients of the layer's parameters come from this one call of this one layer."""
     return all(

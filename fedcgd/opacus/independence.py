@@ -4,6 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,9 @@ from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN, RNNLinear
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from fedcgd.opacus.autograd_check import refuse_odd, unlike_alone
 from fedcgd.opacus.collation import check_collation
+from fedcgd.opacus.ghost import forget_samples, is_under_way
 from fedcgd.opacus.module_memory import ModuleMemory
 from fedcgd.opacus.probing import (
     CrossExampleLeakError,
@@ -151,6 +154,7 @@ class BatchLook:
                     "(a hidden state, a queue, a running mean), so that an example acts in rounds that it takes no part in, "
                     "without clipping. Start each batch from the same state (self.h = None at the beginning of forward)"
                 )
+            self._check_rows()
 
     def _mixed_forward(self) -> str:
         """The first place where rows mix; empty if none is known."""
@@ -310,6 +314,51 @@ class BatchLook:
         if mixed == len(found):
             return ""
         return f"{found[mixed].name}, of a single number that the model gives for the batch"
+
+    def _check_rows(self) -> None:
+        """Raise RuntimeError unless row i of what is clipped is what autograd finds for example i alone, for three examples.
+
+        The outputs of one forward pass are weighed at random. The weights of one row alone give the gradient of that example, as
+        rows do not mix; all of them give the rows that are clipped.
+        """
+        parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        hooks = self._hooks
+        if hooks is None or self._dim != 0 or any(is_under_way(p) for p in parameters.values()):
+            return
+        odd: list[str] = []
+        before = {name: p.grad for name, p in parameters.items()}
+        found: dict[str, Tensor] = {}
+        handles = [p.register_hook(partial(_add_under, found, name)) for name, p in parameters.items()]
+        batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, self._batch)
+        try:
+            hooks.enable_hooks()
+            outputs = [t for t in tensors_of(self._called(batch, None)) if t.requires_grad]
+            hooks.disable_hooks()
+            if outputs and all(has_rows(t, 0, self._rows) for t in outputs):
+                generator = torch.Generator().manual_seed(0)
+                weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
+                alone = {}
+                for i in {0, self._rows // 2, self._rows - 1}:
+                    torch.autograd.backward(outputs, [_only_row(i, weight) for weight in weights], retain_graph=True)
+                    alone[i] = dict(found)
+                    found.clear()
+                hooks.enable_hooks()
+                count = self._rows if hooks.loss_reduction == "mean" else 1
+                torch.autograd.backward(outputs, [weight / count for weight in weights])
+                odd = unlike_alone(parameters, alone, self._rows)
+        except InPlaceError:
+            raise
+        except Exception:  # it has no gradients in this way
+            return
+        finally:
+            hooks.disable_hooks()
+            self._memory.restore()
+            for handle in handles:
+                handle.remove()
+            for name, p in parameters.items():
+                p.grad = before[name]
+                forget_samples(p)
+        refuse_odd(odd)
 
     def _first_mixed(
         self,
@@ -503,6 +552,17 @@ def _first_other(one: list[_Seen], other: list[_Seen]) -> int | None:
         if bool(changed_rows(before, after, dim).any()):
             return i
     return len(one)
+
+
+def _add_under(found: dict[str, Tensor], name: str, gradient: Tensor) -> None:
+    gradient = gradient.detach().to_dense()
+    found[name] = gradient + found.get(name, 0)  # a copy: torch may use the other one for what comes next
+
+
+def _only_row(row: int, values: Tensor) -> Tensor:
+    only = torch.zeros_like(values)
+    only[row] = values[row]
+    return only
 
 
 def _own_parameters(layer: nn.Module | None) -> list[nn.Parameter]:

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from fedcgd.opacus.autograd_check import AutogradCheck
 from fedcgd.opacus.clipped_sum import Clipped, check_size, clip_factors
 from fedcgd.opacus.deferred import judge
+from fedcgd.opacus.ghost import forget_samples
 from fedcgd.opacus.gradient_forms import PerSampleGradients, check_passes, passes_of
 from fedcgd.opacus.interrupts import defer_sigint
 from fedcgd.opacus.model_state import ModelState
@@ -172,7 +173,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 skipped = bool(pending.skips) and pending.skips.pop(0)
                 if skipped or pending.microbatches_left:
                     return False
-                judge([*self._autograd.take_findings(), self._state.look()])
+                judge([self._state.look()])
                 step = self._tracker.complete()
                 check_size(step.examples, step.length)
                 check_size(step.whole, 1)
@@ -278,7 +279,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def on_batch(self) -> None:
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
-        self._autograd.begin()
+        self._autograd.forget()
         self._rows.count = None
         if self._shards is not None:
             reshard(self._module)
@@ -287,10 +288,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 if name in module.__dict__:
                     delattr(module, name)
         for p in self._trained:
-            p.grad = p.grad_sample = None
-            p._forward_counter = 0
-            if hasattr(p, "_current_grad_sample"):
-                del p._current_grad_sample
+            p.grad = None
+            forget_samples(p)
+
+    def on_look(self) -> None:
+        """Forget what a look at the model has left."""
+        self._autograd.forget()
 
     def on_microbatch(self) -> None:
         """Clip and add what backward passes have left, if they have, before another part of the round's batch.

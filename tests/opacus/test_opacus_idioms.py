@@ -285,24 +285,6 @@ def out_of_memory(*_):
     raise torch.OutOfMemoryError
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_a_penalty_that_begins_later_is_refused(mode, monkeypatch):
-    run = Run(monkeypatch, model=network(), mode=mode, size=40, epochs=1)
-
-    def step(batch):
-        loss = run.loss(run.module(batch[0]), batch[1])
-        if run.released >= 3:
-            loss = loss + 100 * run.model[0].weight.square().sum()
-        loss.backward()
-        run.optimizer.step()
-
-    with pytest.raises(
-        RuntimeError, match=r"'0\.weight' and 0 other parameters.*weight_decay of the optimizer is private"
-    ):
-        run.train(step)
-    assert 3 <= run.released <= 3 + 4  # at most one step for each parameter
-
-
 def test_parameters_without_a_gradient_to_speak_of_are_not_refused_later(monkeypatch):
     """The bias of keys in attention: its gradients are rounding errors of the others'."""
 
