@@ -68,17 +68,20 @@ def unlike_alone(
     parameters: Mapping[str, nn.Parameter], alone: Mapping[int, Mapping[str, Tensor]], rows: int
 ) -> list[str]:
     """Which of `parameters` have in `grad_sample`, of `rows` rows, others than `alone`, example → its gradients by autograd."""
-    made = [[one for one in passes_of(p) if one.examples == rows] for p in parameters.values()]
+    made = [passes_of(p) for p in parameters.values()]
+    if any(one.examples != rows for passes in made for one in passes):
+        return []  # which the step refuses
     for i, gradients in alone.items():
         off, sizes, halves = [], [], False
         for (name, p), passes in zip(parameters.items(), made, strict=True):
-            row = torch.zeros(p.numel(), dtype=torch.float64, device=p.device)
+            row, size = torch.zeros(p.numel(), dtype=torch.float64, device=p.device), 0.0
             for one in passes:
                 one.add_to(row, torch.eye(rows, dtype=torch.float64, device=p.device)[i], None)
+                size += float(one.norms(False)[i].norm())
             expected = gradients[name].reshape(-1).double() if name in gradients else torch.zeros_like(row)
             halves |= p.dtype in _HALVES
             off.append(float((row - expected).norm()))
-            sizes.append(float(expected.norm()))
+            sizes.append(max(size, float(expected.norm())))
         if odd := beyond_rounding(off, sizes, halves):
             return [list(parameters)[j] for j in odd]
     return []

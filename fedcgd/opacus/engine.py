@@ -44,6 +44,8 @@ from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseMode
 
+_LARGE_NORM = 1e4
+
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
@@ -463,6 +465,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         check_module(inner, optimizer, mode)
         if plan.noiseless:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=4)
+        elif plan.clip_norm > _LARGE_NORM:
+            warnings.warn(
+                f"max_grad_norm is {plan.clip_norm:g}, and noise follows it: gradients of examples are seldom longer than 100, "
+                "so that little of them would be left. For a comparison without clipping and noise take noise_multiplier=0",
+                stacklevel=4,
+            )
         if large := large_delta(plan.delta, examples, "examples", exposed=1.0):
             warnings.warn(large, stacklevel=4)
         try:

@@ -1,17 +1,17 @@
 """The looks at the batches of a run: the first one and later ones, before they are trained on."""
 
 import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.collation import PROBED, as_called, check_collation
 from fedcgd.opacus.independence import RECURRENT, BatchLook
 from fedcgd.opacus.mixed_rows import rows_are_mixed
-from fedcgd.opacus.outside_parameters import refuse_outside_parameters
 from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.release_tracker import ReleaseTracker
 
@@ -41,14 +41,13 @@ class FirstBatches:
         """
         self._module, self._tracker, self._loader = module, tracker, loader
         self._dim, self._copies, self._hooks = batch_dim, copies, hooks
-        self._batches, self._next, self._looking = 0, 1, False
+        self._batches, self._next = 0, 1
         self._collation_seen = False
         self._active = active
 
     def watch(self, called: nn.Module) -> list[Any]:
         """Look when `called` (the module, or a wrapper around it) is called, until the handles are removed."""
         return [
-            called.register_forward_pre_hook(refuse_outside_parameters, with_kwargs=True),
             called.register_forward_pre_hook(self._before, with_kwargs=True),
             *(
                 layer.register_forward_pre_hook(_refuse_reordered)
@@ -63,15 +62,16 @@ class FirstBatches:
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_active": False}  # a copy of the model is no loader's
+        return {"_active": False, "_tracker": None}  # a copy of the model is no loader's
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all looks are compiled, for many times the time of the steps
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._active or self._looking or not _trains(self._module):
+        if self._tracker is not None and self._tracker.issued() and torch.is_grad_enabled():
+            _refuse_outside_parameters((args, kwargs))
+        if not self._active or BatchLook.under_way or not _trains(self._module):
             return
         if not getattr(self._hooks, "hooks_enabled", True):
             return
-        self._looking = True
         try:
             self._look((args, kwargs))
         except CrossExampleLeakError as found:
@@ -80,8 +80,6 @@ class FirstBatches:
                     f"{found}. If this is no leak, say why in make_private(assume_independent=…), which is recorded with the run"
                 ) from found
             warnings.warn(f"assumed to be no leak ({self._tracker.assumed_independent}): {found}", stacklevel=2)
-        finally:
-            self._looking = False
 
     def _look(self, given: Any) -> None:
         _refuse_count_of_batch(given[1])
@@ -132,6 +130,39 @@ class FirstBatches:
         finally:
             if hasattr(self._hooks, "disable_hooks"):
                 self._hooks.enable_hooks()
+
+
+def _refuse_outside_parameters(given: Any) -> None:
+    """Raise RuntimeError if what the model is given for a round's batch leads back to parameters of others.
+
+    A backward pass would leave there the sum of the examples' gradients, unclipped and without noise. What is no `nn.Parameter`
+    (an input that is attacked) may need gradients, and so may parameters that are private, of this model or of another one.
+    Between a step and the next batch a generator may be trained through the model: it has no example in hand.
+    """
+    for leaf in _leaves([t for t in tensors_of(given) if t.requires_grad]):
+        if isinstance(leaf, nn.Parameter) and not hasattr(leaf, "grad_sample"):
+            raise RuntimeError(
+                f"the input of the private module is made with a parameter outside of it, of shape {tuple(leaf.shape)}, and it "
+                "needs gradients: these would be plain sums over the batch, not clipped and without noise. Put all that is "
+                "trained into one module, and give that to make_private; or freeze what stands before it "
+                "(requires_grad_(False)), or call it under torch.no_grad(). The generator of a GAN is trained after the step of "
+                "the private discriminator, before the next batch is taken; until then give the discriminator fake.detach()"
+            )
+
+
+def _leaves(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors without history that `tensors` were made with, as autograd has it."""
+    yield from (t for t in tensors if t.grad_fn is None)
+    left = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(left)
+    while left:
+        node = left.pop()
+        if hasattr(node, "variable"):  # of AccumulateGrad
+            yield node.variable
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                left.append(before)
 
 
 def _trains(module: nn.Module) -> bool:

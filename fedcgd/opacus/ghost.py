@@ -270,5 +270,10 @@ def with_sample_gradients(module: Any, mode: str, *, batch_first: bool, loss_red
     if not wrap_model and hooks is None:
         raise ValueError(f"grad_sample_mode {mode!r} needs a wrapper around the model; leave wrap_model out")
     remove_sample_hooks(module)
+    for layer in module.modules():
+        if type(layer).__module__.startswith("torch.nn") and getattr(layer, "inplace", False):
+            layer.inplace = (
+                False  # the same numbers: torch does not let the output of a layer with hooks be overwritten
+            )
     options = {"force_functorch": True} if mode == "functorch" else {}
     return (wrapper if wrap_model else hooks)(module, batch_first=batch_first, loss_reduction=loss_reduction, **options)

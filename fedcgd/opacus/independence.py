@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -108,6 +108,9 @@ class _Seen(NamedTuple):
 
 class BatchLook:
     """One batch, of `rows` rows, and what a model answers to it and to others like it."""
+
+    under_way: ClassVar = False
+    """Whether a model is called to look at it, and not to train it."""
 
     def __init__(
         self,
@@ -450,9 +453,11 @@ class BatchLook:
         """A context in which the model may be called: Opacus' hooks are off, and what it keeps is put back in the end."""
         if self._hooks is not None:
             self._hooks.disable_hooks()
+        BatchLook.under_way = True
         try:
             yield
         finally:
+            BatchLook.under_way = False
             self._memory.restore()
             if self._hooks is not None:
                 self._hooks.enable_hooks()

@@ -1,5 +1,6 @@
 """The step of differentially private training: clip and sum, add the round's noise, move the model."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -22,6 +23,9 @@ from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.shards import Shards, local, reshard, set_gradient
+
+_FAR_ABOVE = 1000
+"""So many times the longest gradient of an example is a clip norm that clips none, and drowns all in its noise."""
 
 
 class _SetOnce:
@@ -209,6 +213,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             if pending.clipped <= pending.examples:  # else `complete` will raise
                 norms, factors, usable = clip_factors(averaged, self._tracker.plan.clip_norm)
                 clipped.append(Clipped(averaged, factors, usable))
+                if last:
+                    self._compare_norms(norms)
                 scale += norms.nan_to_num(0.0, 0.0).sum() / (max(len(norms), 1) if self.loss_reduction == "mean" else 1)
         if self._shards is None:
             for i, total in enumerate(totals):
@@ -217,6 +223,19 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         else:
             self._shards.add(clipped, pending.kept, totals, self._noise.round_to_lattice, last=last)
         self._autograd.compare(passes, scale)
+
+    def _compare_norms(self, norms: Tensor) -> None:
+        """Warn if the clip norm is far above the norms, in the first round of a run without noise: else it would tell of them."""
+        plan = self._tracker.plan
+        if not plan.noiseless or self._tracker.released or not len(norms):
+            return
+        if 0 < (longest := float(norms.nan_to_num(0.0, 0.0).max())) < plan.clip_norm / _FAR_ABOVE:
+            warnings.warn(
+                f"max_grad_norm is {plan.clip_norm:g}, and the longest gradient of the first examples is {longest:.3g}: noise "
+                "follows max_grad_norm, and in a private run nothing of the gradients would be left. Take one near their norms, "
+                "such as 1",
+                stacklevel=5,
+            )
 
     def _release(self, step: PendingStep) -> None:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
