@@ -397,9 +397,11 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError(
                 f"{path} holds no checkpoint, or more than tensors and plain values; save_checkpoint makes one"
             ) from error
+        state = checkpoint.pop("optimizer_state_dict", {})
+        if optimizer is not None and state:
+            _check_kind(state, optimizer)
         self._tracker.load_state_dict(run)
         module.load_state_dict(model, **(module_load_dict_kwargs or {}))
-        state = checkpoint.pop("optimizer_state_dict", {})
         if optimizer is not None and state:
             optimizer.load_state_dict(state)
         elif (optimizer is not None) != bool(state):
@@ -539,6 +541,21 @@ def _shards_of(
             "fedcgd.opacus.check_independence, in one process, before fully_shard, and say so in assume_independent="
         )
     return Shards(module, [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad], ranks)
+
+
+def _check_kind(state: dict[str, Any], optimizer: optim.Optimizer) -> None:
+    """Raise ValueError if `state` is of another kind of optimizer, or of other groups of parameters."""
+    saved, here = (
+        [(set(group) - {"params"}, len(group["params"])) for group in one["param_groups"]]
+        for one in (state, optimizer.state_dict())
+    )
+    if saved != here:
+        names = sorted({name for one, other in zip(saved, here, strict=False) for name in one[0] ^ other[0]})
+        raise ValueError(
+            "the checkpoint's optimizer is of another kind, or has other groups of parameters"
+            + (f" (one of them has {', '.join(names)}, the other not)" if names else "")
+            + ": make the same one again, or leave optimizer out to begin with a new state"
+        )
 
 
 def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_independent: str | None) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from opacus.layers import DPMultiheadAttention
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -53,6 +54,11 @@ class FirstBatches:
                 layer.register_forward_pre_hook(_refuse_reordered)
                 for layer in self._module.modules()
                 if isinstance(layer, RECURRENT)
+            ),
+            *(
+                layer.register_forward_pre_hook(_refuse_no_rows, with_kwargs=True)
+                for layer in self._module.modules()
+                if isinstance(layer, DPMultiheadAttention)
             ),
             *(
                 layer.register_forward_pre_hook(_refuse_batch_statistics)
@@ -187,6 +193,14 @@ def _refuse_reordered(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
             f"{type(layer).__name__} was given sequences packed in another order than the batch's (enforce_sorted=False): its "
             "gradients would be clipped with those of other examples in other layers. Sort the batch by length, longest first, "
             "before the model (in collate_fn, with the targets), and pack with enforce_sorted=True; or leave it padded"
+        )
+
+
+def _refuse_no_rows(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if any(t.numel() == 0 for t in tensors_of((args, kwargs))):
+        raise RuntimeError(
+            f"{type(layer).__name__} cannot take a batch of no rows: call optimizer.step() alone where the loader gives one, "
+            "which Poisson sampling does at times"
         )
 
 

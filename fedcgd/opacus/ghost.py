@@ -55,6 +55,17 @@ def _grouping_pays(layer: nn.Conv2d, inputs: Tensor, backprops: Tensor) -> bool:
     )
 
 
+def embedding_bag(layer: nn.EmbeddingBag, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+    """What Opacus' sampler returns, for bags that are given by offsets. Raises RuntimeError for others, on which it fails."""
+    if len(activations) < 2:
+        raise RuntimeError(
+            "an EmbeddingBag has gradients of examples only where its bags are given by offsets: take nn.Embedding, and the mean "
+            "or sum of what it returns (embedding(tokens).mean(1))"
+        )
+    found: dict[nn.Parameter, Tensor] = GradSampleModule.GRAD_SAMPLERS[nn.EmbeddingBag](layer, activations, backprops)
+    return found
+
+
 class _Samplers(ChainMap[Any, Any]):
     """By the class of a layer what makes its gradients, and leaves them where Opacus would put a copy of them."""
 
@@ -82,7 +93,9 @@ class _SampleHooks:
     again, and leave backward passes of a layer in eval mode alone.
     """
 
-    GRAD_SAMPLERS: ClassVar = _Samplers({nn.Conv2d: convolution}, GradSampleModule.GRAD_SAMPLERS)
+    GRAD_SAMPLERS: ClassVar = _Samplers(
+        {nn.Conv2d: convolution, nn.EmbeddingBag: embedding_bag}, GradSampleModule.GRAD_SAMPLERS
+    )
     factors: ClassVar[dict[type[nn.Module], Callable[..., "Factors"]]] = {}
     hooks_enabled: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
@@ -91,14 +104,20 @@ class _SampleHooks:
         return layer_type(module)
 
     def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
-        if not _is_recomputing():
+        if not _is_recomputing() and not _is_copy(module):
             super().capture_activations_hook(module, forward_input, _forward_output)  # type: ignore[misc]
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
     ) -> None:
-        if not module.training and not getattr(module, "activations", None):
+        if _is_copy(module) or (not module.training and not getattr(module, "activations", None)):
             return  # its forward pass made none: nothing is trained by this backward pass
+        if self.hooks_enabled and vars(module).get("activations") == []:
+            raise RuntimeError(
+                f"a second backward pass through one forward pass of a {type(module).__name__} (retain_graph=True, or a "
+                "penalty on gradients): gradients of examples are made in one for each. Add losses up before one backward pass; a "
+                "penalty on gradients has none of single examples here"
+            )
         factors = self.factors.get(layer_type(module))
         if not self.hooks_enabled or factors is None or not _used_once(module):
             hook = super().capture_backprops_hook  # type: ignore[misc]
@@ -115,6 +134,11 @@ class _SampleHooks:
                 parameter.grad_sample = (
                     rows if earlier is None else [*(earlier if isinstance(earlier, list) else [earlier]), rows]
                 )
+
+
+def _is_copy(module: nn.Module) -> bool:
+    """Whether it is a layer of a copy of the private model, as one that averages weights is: hooks are copied, but no run."""
+    return any(p.requires_grad and not hasattr(p, "_forward_counter") for p in module.parameters())
 
 
 def _is_recomputing() -> bool:

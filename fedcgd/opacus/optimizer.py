@@ -264,21 +264,21 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """For each trained parameter its per-sample gradients, one entry for each backward pass. They are forgotten with this."""
         self._rows.count = None
         passes = [passes_of(p) for p in self._trained]
-        half = any(getattr(p, "_forward_counter", 0) for p in self._trained)
+        half = [name for name, p in self._module.named_parameters() if getattr(p, "_forward_counter", 0)]
         for p in self._trained:
             p.grad_sample = None
         if self._shards is not None and not any(passes):
             raise RuntimeError(
                 "there are no gradients of a part of the batch, and the processes of a model in fully_shard make each pass "
                 "together: put a part without examples through a forward and a backward pass too. "
-                + _why_there_are_none(self._module, half)
+                + _why_there_are_none(self._module, half, any(passes))
             )
         if len({len(one) for one in passes}) > 1 or (not passes[0] and pending.clipped < pending.examples):
             raise RuntimeError(
                 "there are no gradients of examples for "
                 + ("any" if not any(passes) else "some")
                 + " of the parameters. "
-                + _why_there_are_none(self._module, half)
+                + _why_there_are_none(self._module, half, any(passes))
             )
         return passes
 
@@ -347,16 +347,16 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def _grouped(self) -> list[Any]:
         return [p for group in self.original_optimizer.param_groups for p in group["params"]]
 
-    def _parameters(self) -> tuple[tuple[int, bool], ...]:
-        """Which parameters there are, in the optimizer and in the module, and which of them move."""
-        return tuple((id(p), p.requires_grad) for p in (*self._grouped(), *self._module.parameters()))
+    def _parameters(self) -> tuple[tuple[int, torch.dtype, bool], ...]:
+        """Which parameters there are, in the optimizer and in the module, of which type, and which of them move."""
+        return tuple((id(p), p.dtype, p.requires_grad) for p in (*self._grouped(), *self._module.parameters()))
 
     def _check_parameters(self) -> None:
         if self._known != self._parameters():
             raise RuntimeError(
                 "the parameters of the module or of the optimizer are not those that were made private (frozen, unfrozen, "
-                "replaced, or added since): the clip norm would not cover what moves. Prepare them before make_private; for "
-                "a later phase of training make another engine"
+                "replaced, added or of another dtype since): the clip norm would not cover what moves. Prepare them before "
+                "make_private; for a later phase of training make another engine"
             )
 
     def _only_after_a_release(self, *_: Any) -> None:
@@ -394,11 +394,17 @@ class _SameRows:
         self.count = rows
 
 
-def _why_there_are_none(module: nn.Module, half: bool) -> str:
+def _why_there_are_none(module: nn.Module, half: list[str], some: bool) -> str:
+    """`half`: the parameters that a forward pass has used and no backward pass; `some` others have gradients."""
     if not module.training:
         return (
             "The module is in eval mode, in which none are made: call module.train() before training; to leave out dropout, or "
             "to keep a frozen layer as it is, call eval() of that layer"
+        )
+    if half and some:
+        return (
+            f"{half[0]!r} was used in the forward pass, and the loss does not depend on it: add 0 * the sum of that output to "
+            "the loss, so that its gradients are zero, or freeze the parameter before make_private"
         )
     if half:
         return (

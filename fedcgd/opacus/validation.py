@@ -164,6 +164,11 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
     _refuse_other_processes(module)
     if not isinstance(optimizer, optim.Optimizer):
         raise TypeError(f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}")
+    if type(optimizer).__module__.startswith("accelerate"):
+        raise TypeError(
+            "the optimizer was given to Accelerate's prepare() already: call make_private first, and then prepare(module, "
+            "optimizer) of what it returned, without the loader"
+        )
     known = set(module.parameters())
     given = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])  # in order
     if any(p not in known for p in given):
