@@ -1,6 +1,5 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
-import hashlib
 import pickle
 import secrets
 import warnings
@@ -20,12 +19,11 @@ from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus.attachments import attach, detach_earlier_runs
-from fedcgd.opacus.example_rows import LABELS_VARY, ExampleRows
+from fedcgd.opacus.earlier_runs import RunExamples, attach, detach_earlier_runs
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss, GhostModule
+from fedcgd.opacus.module_memory import FirstBuffers
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
-from fedcgd.opacus.other_runs import RunExamples
 from fedcgd.opacus.plan_arguments import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.private_run import GradientSettings, PrivateRun
 from fedcgd.opacus.ranks import Ranks, ranks_of
@@ -235,7 +233,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, hooks=wrapped,
             active=run.shards is None,
         )  # fmt: skip
-        attach(inner, [*private.handles, *looks.watch(called)], tracker)
+        attach(inner, [*private.handles, *looks.watch(called), *FirstBuffers(inner).watch(called)], tracker)
         self._key, self._tracker = run.key, tracker
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
@@ -439,8 +437,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         size = sum(p.numel() for p in inner.parameters() if p.requires_grad)
         shards = _shards_of(inner, optimizer, ranks, gradients.mode, assume_independent)
         pieces = None if shards is None else shards.pieces
-        secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
-        run = PrivateRun(
+        return PrivateRun(
             module=inner,
             plan=plan,
             key=key,
@@ -449,14 +446,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             steps=steps,
             accumulation_steps=accumulation_steps,
             noise=RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks, pieces=pieces),
-            rows=ExampleRows(data_loader.dataset, secret),
-            secret=secret,
             ranks=ranks,
             shards=shards,
         )
-        if run.rows.labels_vary:
-            warnings.warn(LABELS_VARY, stacklevel=3)
-        return run
 
     def _validate(
         self, inner: nn.Module, optimizer: optim.Optimizer, plan: Plan, examples: int, steps: int, mode: str
@@ -493,16 +485,13 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             run.ranks.agree(facts)
             name = run.ranks.from_first(lambda: name)
         named = "" if run.key.simulated else f"{name:032x}"
-        shared = (
-            RunExamples(data_loader.dataset, run.rows) if named else None
-        )  # what a simulation releases is no secret
+        shared = RunExamples(data_loader.dataset) if named else None  # what a simulation releases is no secret
         tracker = ReleaseTracker(
             run.plan,
             named,
             1 / run.steps,
             run.key.fingerprint,
             assume_independent,
-            run.rows,
             self._record is not None,
             shared,
         )

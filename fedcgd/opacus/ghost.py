@@ -17,12 +17,12 @@ import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
 from opacus.grad_sample.conv import compute_conv_grad_sample
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from opacus.grad_sample.gsm_base import OPACUS_PARAM_MONKEYPATCH_ATTRS
 from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
 from opacus.utils.module_utils import trainable_parameters
 from torch import Tensor, nn
 
 from fedcgd.clipping.layerwise import convolution_gradients
-from fedcgd.opacus.attachments import remove_sample_hooks
 from fedcgd.opacus.gradient_forms import DenseGradients, FactoredGradients, PerSampleGradients, SparseGradients
 from fedcgd.opacus.shards import layer_type
 
@@ -115,8 +115,8 @@ class _SampleHooks:
         if self.hooks_enabled and vars(module).get("activations") == []:
             raise RuntimeError(
                 f"a second backward pass through one forward pass of a {type(module).__name__} (retain_graph=True, or a "
-                "penalty on gradients): gradients of examples are made in one for each. Add losses up before one backward pass; a "
-                "penalty on gradients has none of single examples here"
+                "penalty on gradients): gradients of examples are made in one for each. Add losses up before one backward pass; "
+                "a penalty on gradients has none of single examples here"
             )
         factors = self.factors.get(layer_type(module))
         if not self.hooks_enabled or factors is None or not _used_once(module):
@@ -177,6 +177,20 @@ class GhostLoss:
                 else:
                     losses = losses.sum(1) / (targets.view(losses.shape) != ignored).sum(1).clamp(min=1)
         return losses.mean() if self.reduction == "mean" else losses.sum()
+
+
+def remove_sample_hooks(module: nn.Module) -> None:
+    """Take what Opacus makes gradients of examples with off a model that is not wrapped (any more)."""
+    for layer in module.modules():
+        kept: dict[str, Any] = vars(layer)
+        for handle in kept.pop("autograd_grad_sample_hooks", []):
+            handle.remove()
+        for name in ("activations", "max_batch_len", "ft_compute_sample_grad"):
+            kept.pop(name, None)
+    for p in module.parameters():
+        for name in OPACUS_PARAM_MONKEYPATCH_ATTRS:
+            if hasattr(p, name):
+                delattr(p, name)
 
 
 def is_under_way(p: Any) -> bool:

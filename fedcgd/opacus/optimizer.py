@@ -14,11 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import AutogradCheck
 from fedcgd.opacus.clipped_sum import Clipped, check_size, clip_factors
-from fedcgd.opacus.deferred import judge
 from fedcgd.opacus.ghost import forget_samples
 from fedcgd.opacus.gradient_forms import PerSampleGradients, check_passes, passes_of
 from fedcgd.opacus.interrupts import defer_sigint
-from fedcgd.opacus.model_state import ModelState
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
@@ -86,7 +84,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         copies: int = 1,
         expanded: nn.Module | None = None,
         ranks: Ranks | None = None,
-        secret: bytes | None = None,
         shards: Shards | None = None,
     ) -> None:
         """Wrap `optimizer`.
@@ -101,7 +98,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             copies: of how many rows that follow one another an example's gradient is the mean.
             expanded: what makes the weights of the model expanded ones, if anything does.
             ranks: the processes whose sums are released as one, if there are several.
-            secret: what they compare their models by.
             shards: of a model whose parameters are spread over the ranks.
         """
         self._tracker, self._noise, self._module, self._ranks, self._shards = tracker, noise, module, ranks, shards
@@ -118,7 +114,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._known = self._parameters()
         self._copies = copies
         self._trained = [p for p in self._grouped() if p.requires_grad]
-        self._state = ModelState(module, self._trained, secret)
         self._autograd = AutogradCheck(module, self._trained, loss_reduction == "mean")
         self._sum = torch.empty(0, dtype=torch.float64)
         """One for all rounds, where the parameters are: a fresh one costs as much as the additions to it."""
@@ -135,7 +130,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                     self._trained, self._trained if shards is None else shards.whole_parameters(), strict=True
                 )
             ),
-            *self._state.watch(),
         ]
         """Of all that is attached to the model and to the wrapped optimizer."""
         if expanded is not None:
@@ -165,7 +159,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 return self.original_optimizer.step()  # type: ignore[no-any-return]
             finally:
                 self._released = False
-                self._state.accept_step()
 
     def pre_step(self, closure: Callable[[], float] | None = None) -> bool:
         """Clip and add to the round's sum; if the batch is complete, release it into `grad` and return True."""
@@ -177,7 +170,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 skipped = bool(pending.skips) and pending.skips.pop(0)
                 if skipped or pending.microbatches_left:
                     return False
-                judge([self._state.look()])
                 step = self._tracker.complete()
                 check_size(step.examples, step.length)
                 check_size(step.whole, 1)
@@ -257,7 +249,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         if self._ranks is None:
             return self._noise.add(total, run, nonces)
         # Of a model that is spread over the ranks each has another part: there is nothing to compare.
-        model = {"the model, as it was after the last step": self._state.digest() if self._shards is None else None}
+        own = None if self._shards else [_sum_of_bits(p) for p in self._trained]
+        model = {"the model, as it was after the last step": own}
         return self._noise.add_together(total, run, nonces, facts=model, examples=step.examples, whole=step.whole)
 
     def _take_passes(self, pending: PendingStep) -> list[list[PerSampleGradients]]:
@@ -394,6 +387,12 @@ class _SameRows:
         self.count = rows
 
 
+def _sum_of_bits(values: Tensor) -> int:
+    """The same on every device, and, but for a coincidence, for no other model."""
+    words = torch.int32 if values.element_size() % 4 == 0 else torch.int16
+    return int(values.detach().reshape(-1).view(words).sum(dtype=torch.int64))
+
+
 def _why_there_are_none(module: nn.Module, half: list[str], some: bool) -> str:
     """`half`: the parameters that a forward pass has used and no backward pass; `some` others have gradients."""
     if not module.training:
@@ -401,13 +400,11 @@ def _why_there_are_none(module: nn.Module, half: list[str], some: bool) -> str:
             "The module is in eval mode, in which none are made: call module.train() before training; to leave out dropout, or "
             "to keep a frozen layer as it is, call eval() of that layer"
         )
-    if half and some:
-        return (
-            f"{half[0]!r} was used in the forward pass, and the loss does not depend on it: add 0 * the sum of that output to "
-            "the loss, so that its gradients are zero, or freeze the parameter before make_private"
-        )
     if half:
-        return (
+        left_out = (
+            f"If the loss leaves out what {half[0]!r} gives, add 0 * the sum of that to the loss. " if some else ""
+        )
+        return left_out + (
             "A forward pass has had no backward pass, as it is after an error (out of memory) or an evaluation that makes "
             "gradients: enter the loop over the loader again, which issues the same batch afresh; evaluate under torch.no_grad()"
         )

@@ -111,9 +111,3 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def bytes_of(values: Tensor) -> bytes:
     """The bytes of a tensor of any type, wherever it is."""
     return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def content_of(values: Tensor) -> bytes:
-    """Type, shape and numbers of a tensor of any type and layout: equal for equal tensors alone."""
-    whole = values if values.layout is torch.strided else values.to_dense()
-    return repr((values.dtype, tuple(values.shape))).encode() + bytes_of(whole)

@@ -11,7 +11,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.noise.keys import NoiseKey
@@ -241,8 +241,12 @@ def test_overwriting_a_layers_output_is_refused_with_the_remedy(where, monkeypat
             return self.last(self.relu(hidden) if where == "layer" else hidden.relu_())
 
     run = Run(monkeypatch, model=InPlace())
-    with pytest.raises(RuntimeError, match=r"use nn\.ReLU\(inplace=False\)"):
+    if where == "layer":  # which is switched, with the same numbers
         run.train()
+        assert run.released == 3
+    else:
+        with pytest.raises(RuntimeError, match=r"use nn\.ReLU\(inplace=False\)"):
+            run.train()
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG")
@@ -442,18 +446,3 @@ class Oversampled(Dataset):
 
     def __getitem__(self, i):
         return self.base[i % len(self.base)]
-
-
-@pytest.mark.parametrize("times", [2, 3, 5])
-def test_a_data_set_that_begins_again_is_refused(times, monkeypatch):
-    base = examples(8)
-    with pytest.raises(ValueError, match="repeats itself after 8 examples"):
-        Run(monkeypatch, data=Oversampled(base, times))
-    with pytest.raises(ValueError, match="repeats itself after 8 examples"):
-        Run(monkeypatch, data=ConcatDataset([base, *(copy.deepcopy(base) for _ in range(times - 1))]))
-
-
-def test_data_whose_examples_are_all_alike_is_not_taken_for_one_that_begins_again(monkeypatch):
-    run = Run(monkeypatch, data=TensorDataset(torch.zeros(8, 6), torch.zeros(8, dtype=torch.long)))
-    run.train()
-    assert run.released == 2

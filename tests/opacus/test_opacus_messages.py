@@ -66,7 +66,7 @@ def test_a_head_that_the_loss_leaves_out(cured, mode, monkeypatch):
         assert run.released == 3
     else:
         with pytest.raises(
-            RuntimeError, match=r"'second\.weight' was used .*: add 0 \* the sum of that output to the loss"
+            RuntimeError, match=r"leaves out what 'second\.weight' gives, add 0 \* the sum of that to the loss"
         ):
             run.train(step)
 
