@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcgd.opacus.gradient_forms import PerSampleGradients, passes_of
+from fedcgd.opacus.clipped_sum import PerSampleGradients, passes_of
 
 _ROUNDING = 0.01, 0.001  # relative to the gradients for this parameter, and for all
 _ROUNDING_OF_HALVES = 0.1, 0.05
@@ -23,12 +23,11 @@ class AutogradCheck:
         self._module, self._parameters, self._mean = module, parameters, mean
         self._gradients: dict[Any, list[Tensor]] = {}
         """Autograd's own, of each backward pass since the last step."""
-        self._done = False
+        self.done = False
 
     def keep(self, parameter: Any, gradient: Tensor) -> None:
         """Note the `gradient` that a backward pass has made for `parameter`."""
-        if not self._done:
-            self._gradients.setdefault(parameter, []).append(gradient.detach().clone())
+        self._gradients.setdefault(parameter, []).append(gradient.detach().clone())
 
     def forget(self) -> None:
         """Gradients that were noted are of no use any more."""
@@ -43,7 +42,7 @@ class AutogradCheck:
         self._gradients = {}
         count = len(passes[0])
         # There are none with expanded weights, and earlier ones too where a pass was for something else.
-        if self._done or not count or any(len(own) != len(noted[0]) for own in noted) or len(noted[0]) < count:
+        if not count or any(len(own) != len(noted[0]) for own in noted) or len(noted[0]) < count:
             return
         off, sizes, halves = [], [], False
         for rows, gradients in zip(passes, noted, strict=True):
@@ -61,7 +60,7 @@ class AutogradCheck:
         if odd is not None:
             names = {p: name for name, p in self._module.named_parameters()}
             refuse_odd(names[self._parameters[i]] for i in odd)
-            self._done = True
+            self.done = True
 
 
 def unlike_alone(

@@ -31,7 +31,7 @@ class RoundBatches(BatchSampler):
     - random-allocation: each example in one random batch of each epoch, drawn anew.
     - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
 
-    All draws are pure functions of the secret that `key()` returns; it may change when a checkpoint is loaded.
+    All draws are pure functions of the secret that `key(run)` returns; the run may change when a checkpoint is loaded.
 
     A `torch.utils.data.BatchSampler` by its `batch_size`, the expected one, from which `BatchMemoryManager` finds how many
     physical batches there are.
@@ -42,7 +42,7 @@ class RoundBatches(BatchSampler):
         participation: Participation,
         examples: int,
         steps: int,
-        key: Callable[[], bytes],
+        key: Callable[[str], bytes],
         tracker: ReleaseTracker,
         parts: int = 1,
         fixed_split: list[Indices] | None = None,
@@ -56,7 +56,7 @@ class RoundBatches(BatchSampler):
             participation: its sampling is one of those above.
             examples: how many there are.
             steps: rounds of an epoch.
-            key: the secret that decides the batches.
+            key: by a run's name the secret that decides its batches.
             tracker: issues them.
             parts: how many batches the loaders give for a round, all together.
             fixed_split: with the sampling "none", the examples of each round of an epoch; by default drawn by the key.
@@ -109,7 +109,7 @@ class RoundBatches(BatchSampler):
 
     def groups(self) -> list[Indices]:
         """The examples of each bin, of each part of the fixed split, or of each round."""
-        key = self._key()
+        key = self._key(self.tracker.run)
         if self._groups is None or self._groups[0] != key:
             self._groups = key, self._split()
         return self._groups[1]
@@ -117,7 +117,7 @@ class RoundBatches(BatchSampler):
     def _split(self) -> list[Indices]:
         if self._fixed_split is not None:
             return self._fixed_split
-        key, examples, bins = self._key(), range(self._examples), self._participation.min_separation
+        key, examples, bins = self._key(self.tracker.run), range(self._examples), self._participation.min_separation
         match self._participation.sampling:
             case "balls-in-bins":
                 own = np.array([bin_of(str(i), bins, key) for i in examples])
@@ -134,12 +134,12 @@ class RoundBatches(BatchSampler):
                 return self._equal_parts(bins)
 
     def _equal_parts(self, count: int) -> list[Indices]:
-        key = self._key()
+        key = self._key(self.tracker.run)
         order = np.argsort(np.array([place(str(i), key) for i in range(self._examples)], np.uint64), kind="stable")
         return [np.sort(part) for part in np.array_split(order, count)]
 
     def _uniform(self, purpose: str, count: int) -> NDArray[np.uint64]:
-        stream = hashlib.shake_256(self._key() + b"fedcgd batches " + purpose.encode())
+        stream = hashlib.shake_256(self._key(self.tracker.run) + b"fedcgd batches " + purpose.encode())
         return np.frombuffer(stream.digest(8 * count), dtype="<u8")
 
 
@@ -184,18 +184,16 @@ class BatchCollation:
 
     def __call__(self, examples: list[Any]) -> Any:
         if examples:
-            made = self.wrapped_collator_fn(self._rows(examples))
+            rows = examples if self._copies == 1 else [row for copies in examples for row in copies]
+            made = self.wrapped_collator_fn(rows)
         else:
             with same_random_numbers(()):
-                one = self._rows([self._dataset[0]])[:1]
+                one = [self._dataset[0]] if self._copies == 1 else self._dataset[0][:1]
                 made = self.wrapped_collator_fn(one)
             whole = isinstance(made, list) and len(made) == 1 and made[0] is one[0]  # a list of examples
             made = [] if whole else cut_to_nothing(made, self._batch_first)
         self.note(made)
         return made
-
-    def _rows(self, examples: list[Any]) -> list[Any]:
-        return examples if self._copies == 1 else [row for rows in examples for row in rows]
 
     def note(self, batch: Any) -> None:
         """Keep `batch`, which may have been made in another process, if nobody has looked at one."""

@@ -8,11 +8,11 @@ import torch
 from opacus.layers import DPMultiheadAttention
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
 
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.collation import PROBED, as_called, check_collation
+from fedcgd.opacus.collation import PROBED, as_called, check_collation, rows_are_mixed
 from fedcgd.opacus.independence import RECURRENT, BatchLook
-from fedcgd.opacus.mixed_rows import rows_are_mixed
 from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.release_tracker import ReleaseTracker
 
@@ -72,11 +72,15 @@ class FirstBatches:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all looks are compiled, for many times the time of the steps
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._tracker is not None and self._tracker.issued() and torch.is_grad_enabled():
-            _refuse_outside_parameters((args, kwargs))
-        if not self._active or BatchLook.under_way or not _trains(self._module):
+        if self._tracker is None or not torch.is_grad_enabled() or not self._tracker.issued():
             return
-        if not getattr(self._hooks, "hooks_enabled", True):
+        _refuse_outside_parameters((args, kwargs))
+        if not self._module.training or not self._active or BatchLook.under_way:
+            return
+        if kwargs:
+            _refuse_count_of_batch(kwargs)
+        self._batches += 1
+        if self._batches < self._next or not _trains(self._module) or not getattr(self._hooks, "hooks_enabled", True):
             return
         try:
             self._look((args, kwargs))
@@ -88,7 +92,6 @@ class FirstBatches:
             warnings.warn(f"assumed to be no leak ({self._tracker.assumed_independent}): {found}", stacklevel=2)
 
     def _look(self, given: Any) -> None:
-        _refuse_count_of_batch(given[1])
         if not self._collation_seen:
             self._collation_seen = True
             self._look_at_collation(given)
@@ -97,9 +100,7 @@ class FirstBatches:
         out = self._tracker.issued() * self._copies  # the first tensor may be no batch
         rows = out if out in sizes else max(sizes[:1], default=0)
         if rows < 1:
-            return
-        self._batches += 1
-        if self._batches < self._next:
+            self._batches -= 1
             return
         look = BatchLook(self._module, self._call, given, rows, self._dim, self._copies, self._hooks)
         if rows > self._copies and not look.tells_forward and self._next > 1:
@@ -145,7 +146,8 @@ def _refuse_outside_parameters(given: Any) -> None:
     (an input that is attacked) may need gradients, and so may parameters that are private, of this model or of another one.
     Between a step and the next batch a generator may be trained through the model: it has no example in hand.
     """
-    for leaf in _leaves([t for t in tensors_of(given) if t.requires_grad]):
+    needing = [t for t in tree_leaves(given) if isinstance(t, Tensor) and t.requires_grad]
+    for leaf in _leaves(needing) if needing else ():
         if isinstance(leaf, nn.Parameter) and not hasattr(leaf, "grad_sample"):
             raise RuntimeError(
                 f"the input of the private module is made with a parameter outside of it, of shape {tuple(leaf.shape)}, and it "

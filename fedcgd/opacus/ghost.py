@@ -19,12 +19,11 @@ from opacus.grad_sample.conv import compute_conv_grad_sample
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from opacus.grad_sample.gsm_base import OPACUS_PARAM_MONKEYPATCH_ATTRS
 from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
-from opacus.utils.module_utils import trainable_parameters
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from fedcgd.clipping.layerwise import convolution_gradients
-from fedcgd.opacus.gradient_forms import DenseGradients, FactoredGradients, PerSampleGradients, SparseGradients
-from fedcgd.opacus.shards import layer_type
+from fedcgd.opacus.clipped_sum import DenseGradients, FactoredGradients, PerSampleGradients, SparseGradients
 
 
 def convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
@@ -78,12 +77,17 @@ def _leave_rows(
 ) -> dict[nn.Parameter, Tensor]:
     """What `sampler` returns, or nothing, if it is in place: Opacus adds what is returned to zeros, for layers used again."""
     found = sampler(layer, activations, backprops)
-    if not _used_once(layer) or any(len(rows) != layer.max_batch_len for rows in found.values()):
+    if not _used_once(layer) or {layer.max_batch_len} != {*map(len, found.values())}:
         return found
     for parameter, rows in found.items():
         if parameter.requires_grad:
             parameter._current_grad_sample = rows.contiguous()  # type: ignore[attr-defined]
     return {}
+
+
+def layer_type(layer: nn.Module) -> type[nn.Module]:
+    """The class of `layer`, which `fully_shard` may have replaced by one of its own."""
+    return type(layer).__mro__[2] if isinstance(layer, FSDPModule) else type(layer)
 
 
 class _SampleHooks:
@@ -100,8 +104,7 @@ class _SampleHooks:
     hooks_enabled: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
 
-    def _get_module_type(self, module: nn.Module) -> type[nn.Module]:
-        return layer_type(module)
+    _get_module_type = staticmethod(layer_type)
 
     def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
         if not _is_recomputing() and not _is_copy(module):
@@ -138,7 +141,10 @@ class _SampleHooks:
 
 def _is_copy(module: nn.Module) -> bool:
     """Whether it is a layer of a copy of the private model, as one that averages weights is: hooks are copied, but no run."""
-    return any(p.requires_grad and not hasattr(p, "_forward_counter") for p in module.parameters())
+    for p in module.parameters():
+        if p.requires_grad:
+            return not hasattr(p, "_forward_counter")
+    return False
 
 
 def _is_recomputing() -> bool:
@@ -207,9 +213,10 @@ def forget_samples(p: Any) -> None:
 
 def _used_once(module: nn.Module) -> bool:
     """Whether the gradients of the layer's parameters come from this one call of this one layer."""
-    return all(
-        p._forward_counter == 1 and not hasattr(p, "_current_grad_sample") for _, p in trainable_parameters(module)
-    )
+    for p in module.parameters():
+        if p.requires_grad and (p._forward_counter != 1 or hasattr(p, "_current_grad_sample")):  # type: ignore[attr-defined]
+            return False
+    return True
 
 
 Factors = list[tuple[Any, PerSampleGradients]]

@@ -94,6 +94,8 @@ class FirstBuffers:
     def watch(self, called: nn.Module) -> list[RemovableHandle]:
         """Put them back when `called` (the module, or a wrapper around it) returns or raises, until the handles are removed."""
         assert self._module is not None
+        if not self._first:
+            return []
         return [
             called.register_forward_hook(self._put_back, always_call=True),
             self._module.register_load_state_dict_post_hook(self._accept),

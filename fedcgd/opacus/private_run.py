@@ -105,7 +105,7 @@ class PrivateRun:
             plan.participation,
             self.examples,
             self.steps,
-            lambda: key.choices_of(tracker.run),
+            key.choices_of,
             tracker,
             self.parts,
             split_in_order(data_loader, self.accumulation_steps) if in_order else None,

@@ -20,7 +20,7 @@ from torch.utils.data import (
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.earlier_runs import origins_of
-from fedcgd.opacus.shards import layer_type
+from fedcgd.opacus.ghost import layer_type
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)

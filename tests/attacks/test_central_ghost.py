@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from fedcgd.opacus.clipped_sum import DenseGradients
 from fedcgd.opacus.ghost import CompactModule, GhostModule
-from fedcgd.opacus.gradient_forms import DenseGradients
 
 
 class Mean(nn.Module):
