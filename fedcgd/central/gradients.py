@@ -1,0 +1,110 @@
+"""The gradient of each example alone, whatever the model: layer by layer, by vmap, or in a loop over examples."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedcgd.clipping import layerwise
+from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
+
+Named = Mapping[str, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) of one row → its loss: one number, or several, whose sum counts."""
+
+
+class ExampleGradients:
+    """∇ of the loss of each example, computed so that no example can see another.
+
+    An example is (*inputs, target), each tensor with its copies as rows, shape (copies, …). Its loss is the mean over the copies
+    of `loss`(model(*inputs), target) of one copy, as a batch of one. Three ways, of which the first that is possible is taken:
+
+    1. Stacks of known layers: one pass over the batch, and each layer's gradients from what went in and came back (`layerwise`).
+    2. `torch.func`: vmap of the gradient of one example.
+    3. A loop over the examples, where vmap refuses the model (GRU; branches on an example's own values).
+
+    The model is called with copies of its buffers, so that nothing in it changes.
+
+    Args:
+        model: as it will be called; trained parameters are given with each call.
+        loss: of one row.
+
+    Raises:
+        ValueError: for BatchNorm in training.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        refuse_batch_statistics(model)
+        self._model, self._loss = model, loss
+        self._layers = layerwise.layers_of(model)
+        self._looped = False
+
+    def __call__(self, trained: Named, examples: Sequence[Tensor]) -> list[Tensor]:
+        """Rows of gradients, one array for each of `trained`, shape (examples, its size).
+
+        Args:
+            trained: the trained parameters, by their names.
+            examples: (*inputs, targets), each of shape (examples, copies, …).
+
+        Raises:
+            ValueError: if the model writes to a buffer.
+            Exception: what model or loss raise.
+        """
+        if self._layers is not None and len(examples) == 2 and examples[0].shape[1] == 1:
+            inputs, targets = (part[:, 0] for part in examples)
+            try:
+                return layerwise.gradients(self._layers, self._loss, trained, inputs, targets)
+            except layerwise.UnusualShapeError:
+                pass
+        kept = self._buffers()
+        if not self._looped:
+            try:
+                mapped = vmap(grad(self._mean_loss), (None, None, *(0 for _ in examples)), randomness="different")
+                rows = mapped(trained, kept, *examples)
+                self._refuse_changed(kept)
+                return [rows[name].flatten(1).detach() for name in trained]
+            except RuntimeError as error:
+                failure = error
+        rows = self._one_by_one(trained, examples)
+        if not self._looped:
+            self._looped = True
+            warnings.warn(
+                f"torch.func.vmap refuses the model, and its examples are computed one by one, which is slower: {failure}",
+                stacklevel=2,
+            )
+        return rows
+
+    def _one_by_one(self, trained: Named, examples: Sequence[Tensor]) -> list[Tensor]:
+        found = [value.new_empty(len(examples[0]), value.numel()) for value in trained.values()]
+        for i, example in enumerate(zip(*examples, strict=True)):
+            leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
+            kept = self._buffers()
+            copies = [self._loss_of(leaves, kept, *one) for one in zip(*example, strict=True)]
+            loss = torch.stack(copies).mean()
+            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            self._refuse_changed(kept)
+            for rows, gradient in zip(found, gradients, strict=True):
+                rows[i] = gradient.flatten()
+        return found
+
+    def _mean_loss(self, trained: Named, kept: Named, *example: Tensor) -> Tensor:
+        if len(example[0]) == 1:
+            return self._loss_of(trained, kept, *(part[0] for part in example))
+        in_dims = (None, None, *(0 for _ in example))
+        return vmap(self._loss_of, in_dims, randomness="different")(trained, kept, *example).mean()
+
+    def _loss_of(self, trained: Named, kept: Named, *copy: Tensor) -> Tensor:
+        *inputs, target = (part.unsqueeze(0) for part in copy)
+        return self._loss(functional_call(self._model, {**kept, **trained}, tuple(inputs)), target).sum()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+
+    def _refuse_changed(self, kept: Named) -> None:
+        if changed := [name for name, buffer in kept.items() if buffer._version]:
+            raise ValueError(
+                f"the model writes to its buffer {changed[0]!r} in a forward pass, which would carry an example into those that "
+                "follow: put the layer in eval mode, or take one without such statistics (GroupNorm in the place of BatchNorm)"
+            )
