@@ -1,7 +1,6 @@
 """The pure step of central training: (model, the round's examples, plan, key) → the noised mean gradient of the round."""
 
 import hashlib
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from fedcgd.central.batches import Batches
 from fedcgd.central.examples import Examples, Transform, seeded
 from fedcgd.central.gradients import ExampleGradients, Loss
 from fedcgd.central.releases import Releases
-from fedcgd.clipping.flat_models import layout
 from fedcgd.clipping.per_sample_gradients import CHUNK_ENTRIES, add_clipped_rows
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 
 
 class PrivateGradient:
-    """Each call makes the `grad` of the trained parameters the next round's (Σ_i clip(∇ loss of example i) + ζσ·(C⁻¹Z)_t) / batch size.
+    """Each call makes the `grad` of what is trained (Σ_i clip(∇ loss of example i) + ζσ·(C⁻¹Z)_t) / batch size of round t.
 
     A round is a call, and a user is an example. Any torch optimizer steps with the gradients. What a call releases is a function
     of the trained parameters, the round's examples, the plan and the key:
@@ -32,8 +30,8 @@ class PrivateGradient:
     - Sums are divided by the batch size that the plan expects, never by that of the round.
     - Random numbers that the model draws (dropout) follow from the key.
 
-    Guarantee: what all calls of a run fill in has `plan.guarantee()`; adjacency: zero out one example. It rests on two things that
-    the caller alone can see to: `data[i]` depends on example i alone, and model and loss keep nothing from call to call but
+    Guarantee: what all calls of a run fill in has `plan.guarantee()`; adjacency: zero out one example. It rests on two things
+    that the caller alone can see to: `data[i]` depends on example i alone, and model and loss keep nothing from call to call but
     parameters and buffers.
 
     With a `record`, a round is on the ledger before its gradient is filled in, and a run that was killed goes on (`state_dict`).
@@ -41,14 +39,14 @@ class PrivateGradient:
     Args:
         model: its parameters with `requires_grad` are trained; nothing else in it changes.
         loss: (outputs, targets) of a batch of one example → its loss; several numbers are added up.
-        data: `data[i]` is a tuple (*inputs, target) of tensors and numbers; the model is called with a batch of one of the inputs.
+        data: `data[i]` is a tuple (*inputs, target) of tensors and numbers, of which the model gets a batch of one.
         plan: what runs and what is accounted for.
         key: decides noise, batches and randomness: anyone who holds it can remove the noise.
         record: the path of the run's ledger (`fedcgd ledger verify`). Without one the run ends with the process.
         transform: (*inputs, target) → such a tuple, changed at random: the augmentation.
-        augmentation_multiplicity: K: how often the transform is called for each example. The gradients of the K copies are averaged
-            before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image Classification through
-            Scale", 2022, arXiv:2204.13650).
+        augmentation_multiplicity: K: how often the transform is called for each example. The gradients of the K copies are
+            averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image Classification
+            through Scale", 2022, arXiv:2204.13650).
         micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB.
 
     Raises:
@@ -86,11 +84,12 @@ class PrivateGradient:
         self.plan = plan
         self.round = 0
         """The round of the next call, from 0; `plan.participation.rounds` after the last."""
-        self._model, self._layout = model, layout(model)
-        size = self._layout.size
-        if not size:
+        self._model, trained = model, _trained(model)
+        self._shapes = [(name, p.shape) for name, p in trained.items()]
+        self._sizes = [p.numel() for p in trained.values()]
+        if not trained:
             raise ValueError("no parameter of the model is trained: set requires_grad of those that are")
-        self._device = next(p.device for p in model.parameters() if p.requires_grad)
+        self._device, size = next(iter(trained.values())).device, sum(self._sizes)
         self._gradients = ExampleGradients(model, loss)
         self._examples = Examples(data, transform, augmentation_multiplicity, self._device)
         self._micro_batch = micro_batch or max(1, CHUNK_ENTRIES // size)
@@ -102,6 +101,8 @@ class PrivateGradient:
         self._releases = Releases(plan, key, size, record=record, configuration=settings, device=self._device)
         self._secret = key.choices_of(self._releases.run)
         self._batches = Batches(plan.participation, len(data), self._secret)
+        self._noiseless, self._clip_norm = plan.noiseless, plan.clip_norm
+        self._scale = (1.0 if plan.noiseless else self._releases.lattice.step) / self._batches.planned_size
 
     def __call__(self) -> None:
         """Release the next round into the `grad` of the trained parameters.
@@ -111,7 +112,8 @@ class PrivateGradient:
             ValueError: as the ledger does; nothing is released then.
             Exception: what model or loss raise.
         """
-        released = self._release()
+        trained = _trained(self._model)
+        released = self._release(trained)
         if released is None:
             warnings.warn(
                 f"round {self.round} is on record, and computing it again gave another sum (another model or data set, or an "
@@ -120,54 +122,49 @@ class PrivateGradient:
                 stacklevel=2,
             )
             self.round = self._releases.count
-            released = self._release()
+            released = self._release(trained)
         assert released is not None
-        mean = released.to(torch.float64) * (self._unit / self._batches.planned_size)
-        trained = [p for p in self._model.parameters() if p.requires_grad]
-        for p, part in zip(trained, mean.split(self._layout.sizes), strict=True):
+        mean = torch.split(released.to(torch.float64) * self._scale, self._sizes)
+        for p, part in zip(trained.values(), mean, strict=True):
             p.grad = part.view_as(p).to(p.dtype)
         self.round += 1
 
-    def _release(self) -> Tensor | None:
+    def _release(self, trained: dict[str, nn.Parameter]) -> Tensor | None:
         """The noised sum of the next round; None if that is on record with another sum."""
         if self.round >= self.plan.participation.rounds:
             raise RuntimeError(
                 f"all {self.plan.participation.rounds} rounds of the plan are released, and no more are accounted for: plan for "
                 "more rounds, in another run"
             )
-        if layout(self._model) != self._layout:
+        if [(name, p.shape) for name, p in trained.items()] != self._shapes:
             raise RuntimeError(
                 "the parameters that are trained are not those of the first step (frozen, unfrozen or replaced since), and the "
                 "plan's clip norm is for these: make another PrivateGradient, with a plan of its own, for another phase"
             )
         rows = self._batches.rows(self.round)
         seed = hashlib.sha256(self._secret + f"fedcgd randomness {self.round}".encode()).digest()
-        dtype = torch.float64 if self.plan.noiseless else torch.int64
-        total = torch.zeros(self._layout.size, dtype=dtype, device=self._device)
-        trained = {name: p.detach() for name, p in self._model.named_parameters() if p.requires_grad}
+        total = torch.zeros(
+            sum(self._sizes), dtype=torch.float64 if self._noiseless else torch.int64, device=self._device
+        )
+        values = {name: p.detach() for name, p in trained.items()}
         for start in range(0, len(rows), self._micro_batch):
             examples = self._examples.stack(rows[start : start + self._micro_batch], seed)
             with seeded(seed, f"model {start}", self._device):
-                parts = self._gradients(trained, examples)
-            self._add(total, parts)
+                parts = self._gradients(values, examples)
+            self._add_clipped(total, parts)
         return self._releases.release(total, self.round, rows)
 
-    def _add(self, total: Tensor, parts: list[Tensor]) -> None:
+    def _add_clipped(self, total: Tensor, parts: list[Tensor]) -> None:
         """total += Σ_i min(1, ζ/‖g_i‖)·g_i, each rounded towards zero to the lattice; without noise as it is, in float64."""
-        if self.plan.noiseless:
-            norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]).norm(
-                dim=0
-            )
-            factors = torch.where(norms.isfinite(), (self.plan.clip_norm / norms).clamp(max=1.0), 0.0)
+        if self._noiseless:
+            norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+            norms = torch.linalg.vector_norm(norms, dim=0)
+            factors = torch.where(norms.isfinite(), (self._clip_norm / norms).clamp(max=1.0), 0.0)
             total += torch.cat([factors @ part.double().nan_to_num(0, 0, 0) for part in parts])
             return
         parts = [part.float() if part.dtype.itemsize < 4 else part for part in parts]
         wanted = torch.ones(len(parts[0]), dtype=torch.bool, device=total.device)
-        add_clipped_rows(total, parts, wanted, self.plan.clip_norm, self._releases.lattice)
-
-    @property
-    def _unit(self) -> float:
-        return 1.0 if self.plan.noiseless else self._releases.lattice.step
+        add_clipped_rows(total, parts, wanted, self._clip_norm, self._releases.lattice)
 
     def guarantee(self) -> Guarantee:
         """An upper bound on ε of the rounds released so far, at the plan's δ; adjacency: zero out one example.
@@ -208,3 +205,7 @@ class PrivateGradient:
                 "copy. Put the latest one back"
             )
         self.round = int(state["round"])
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.nn import functional
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -98,10 +98,8 @@ def gradients(
                 sources[name] = x
             else:
                 x = layer(x)
-    backprops = vmap(grad(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum()))(
-        x.detach(), targets
-    )
-    found = dict(zip(sources, torch.autograd.grad(x, list(sources.values()), backprops), strict=True))
+        losses = vmap(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum())(x, targets)
+    found = dict(zip(sources, torch.autograd.grad(losses.sum(), list(sources.values())), strict=True))
     for name, layer in layers:
         if name in before:
             parts = _linear if isinstance(layer, nn.Linear) else convolution_gradients
