@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedcgd.clipping import layerwise
-from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 
 Named = Mapping[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -36,7 +35,12 @@ class ExampleGradients:
     """
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        refuse_batch_statistics(model)
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                raise ValueError(
+                    f"module {name!r} is {type(module).__name__} in training, whose statistics are of many examples: take "
+                    "GroupNorm (opacus.validators.ModuleValidator.fix(model) does), or keep it as it is by its eval()"
+                )
         self._model, self._loss = model, loss
         self._layers = layerwise.layers_of(model)
         self._looped = False
