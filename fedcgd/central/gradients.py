@@ -1,10 +1,12 @@
 """The gradient of each example alone, whatever the model: layer by layer, by vmap, or in a loop over examples."""
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.func import functional_call, grad, vmap
 
 from fedcgd.clipping import layerwise
@@ -29,12 +31,14 @@ class ExampleGradients:
     Args:
         model: as it will be called; trained parameters are given with each call.
         loss: of one row.
+        spread: whether `fully_shard` may spread the model's parameters over processes: then what is called is its structure as it
+            is now, without parameters of its own.
 
     Raises:
         ValueError: for BatchNorm in training.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, *, spread: bool = False) -> None:
         for name, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
                 raise ValueError(
@@ -44,6 +48,7 @@ class ExampleGradients:
         self._model, self._loss = model, loss
         self._layers = layerwise.layers_of(model)
         self._looped = False
+        self._structure = _without_parameters(model) if spread else model
 
     def __call__(self, trained: Named, examples: Sequence[Tensor]) -> list[Tensor]:
         """Rows of gradients, one array for each of `trained`, shape (examples, its size).
@@ -56,13 +61,15 @@ class ExampleGradients:
             ValueError: if the model writes to a buffer.
             Exception: what model or loss raise.
         """
-        if self._layers is not None and len(examples) == 2 and examples[0].shape[1] == 1:
+        spread = self._find_called()
+        every = not spread or len(trained) == len(list(self._model.parameters()))  # else others would be shards
+        if self._layers is not None and every and len(examples) == 2 and examples[0].shape[1] == 1:
             inputs, targets = (part[:, 0] for part in examples)
             try:
                 return layerwise.gradients(self._layers, self._loss, trained, inputs, targets)
             except layerwise.UnusualShapeError:
                 pass
-        kept = self._buffers()
+        kept = self._kept(trained)
         if not self._looped:
             try:
                 mapped = vmap(grad(self._mean_loss), (None, None, *(0 for _ in examples)), randomness="different")
@@ -84,7 +91,7 @@ class ExampleGradients:
         found = [value.new_empty(len(examples[0]), value.numel()) for value in trained.values()]
         for i, example in enumerate(zip(*examples, strict=True)):
             leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
-            kept = self._buffers()
+            kept = self._kept(trained)
             copies = [self._loss_of(leaves, kept, *one) for one in zip(*example, strict=True)]
             loss = torch.stack(copies).mean()
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -101,10 +108,23 @@ class ExampleGradients:
 
     def _loss_of(self, trained: Named, kept: Named, *copy: Tensor) -> Tensor:
         *inputs, target = (part.unsqueeze(0) for part in copy)
-        return self._loss(functional_call(self._model, {**kept, **trained}, tuple(inputs)), target).sum()
+        return self._loss(functional_call(self._called, {**kept, **trained}, tuple(inputs)), target).sum()
 
-    def _buffers(self) -> dict[str, Tensor]:
-        return {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+    def _find_called(self) -> bool:
+        """Choose what is called: the model, or, where its parameters are spread over processes, its structure."""
+        spread = self._structure is not self._model and any(isinstance(p, DTensor) for p in self._model.parameters())
+        self._called = self._structure if spread else self._model
+        if spread:
+            for module, structure in zip(self._model.modules(), self._structure.modules(), strict=True):
+                structure.training = module.training
+        return spread
+
+    def _kept(self, trained: Named) -> dict[str, Tensor]:
+        """Copies of the buffers; and where the structure is called, the frozen parameters, which it has not."""
+        kept = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        if self._called is not self._model:
+            kept |= {name: whole(p).clone() for name, p in self._model.named_parameters() if name not in trained}
+        return kept
 
     def _refuse_changed(self, kept: Named) -> None:
         if changed := [name for name, buffer in kept.items() if buffer._version]:
@@ -112,3 +132,25 @@ class ExampleGradients:
                 f"the model writes to its buffer {changed[0]!r} in a forward pass, which would carry an example into those that "
                 "follow: put the layer in eval mode, or take one without such statistics (GroupNorm in the place of BatchNorm)"
             )
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a tensor that may be spread over processes, which then do this together."""
+    found: Tensor = value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
+    return found
+
+
+def as_spread(value: Tensor, like: Tensor) -> Tensor:
+    """`value`, which every process has all of, spread as `like` is."""
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _without_parameters(model: nn.Module) -> nn.Module:
+    """A copy of the model whose parameters and buffers have no values, and take no memory."""
+    empty: dict[int, Tensor] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()
+    }
+    empty |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    return copy.deepcopy(model, empty)

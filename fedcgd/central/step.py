@@ -1,21 +1,26 @@
 """The pure step of central training: (model, the round's examples, plan, key) → the noised mean gradient of the round."""
 
 import hashlib
+import math
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedcgd.accounting.guarantee import NO_NOISE, Guarantee, large_delta
 from fedcgd.central.batches import Batches
 from fedcgd.central.examples import Examples, Transform, seeded
-from fedcgd.central.gradients import ExampleGradients, Loss
+from fedcgd.central.gradients import ExampleGradients, Loss, as_spread, whole
+from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
 from fedcgd.clipping.per_sample_gradients import CHUNK_ENTRIES, add_clipped_rows
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
+
+_MOST_AT_ONCE = 4096  # examples, however few numbers are trained: what the model computes of them takes memory, too
 
 
 class PrivateGradient:
@@ -48,6 +53,8 @@ class PrivateGradient:
             averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image Classification
             through Scale", 2022, arXiv:2204.13650).
         micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB.
+        group: the processes that train one model together, as `torch.distributed.group.WORLD`; each computes micro-batches of its
+            own. With a `micro_batch` of the same size, any number of them has the same bits.
 
     Raises:
         TypeError: for what is no key, no plan or no tuple.
@@ -76,6 +83,7 @@ class PrivateGradient:
         transform: Transform | None = None,
         augmentation_multiplicity: int = 1,
         micro_batch: int | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
             raise TypeError(f"key must be a NoiseKey, for example NoiseKey.generate(); got {type(key).__name__}")
@@ -90,17 +98,22 @@ class PrivateGradient:
         if not trained:
             raise ValueError("no parameter of the model is trained: set requires_grad of those that are")
         self._device, size = next(iter(trained.values())).device, sum(self._sizes)
-        self._gradients = ExampleGradients(model, loss)
+        self._gradients = ExampleGradients(model, loss, spread=group is not None)
         self._examples = Examples(data, transform, augmentation_multiplicity, self._device)
-        self._micro_batch = micro_batch or max(1, CHUNK_ENTRIES // size)
-        settings = {"training": "central", "examples": len(data), "parameters": size}
+        self._ranks = ranks = Ranks(group)
+        settings = {"kind": "central", "examples": len(data), "parameters": size}
+        ranks.agree({"plan and data": (repr(plan), settings), "the key": key.fingerprint, "parameters": self._shapes})
         if plan.noiseless:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=2)
         if large := large_delta(plan.delta, len(data), "examples", exposed=1.0):
             warnings.warn(large, stacklevel=2)
-        self._releases = Releases(plan, key, size, record=record, configuration=settings, device=self._device)
+        self._releases = Releases(
+            plan, key, size, record=record, configuration=settings, device=self._device, ranks=ranks
+        )
         self._secret = key.choices_of(self._releases.run)
         self._batches = Batches(plan.participation, len(data), self._secret)
+        most = math.ceil(self._batches.planned_size / ranks.count) if group is not None else _MOST_AT_ONCE
+        self._micro_batch = micro_batch or max(1, min(most, _MOST_AT_ONCE, CHUNK_ENTRIES // size))
         self._noiseless, self._clip_norm = plan.noiseless, plan.clip_norm
         self._scale = (1.0 if plan.noiseless else self._releases.lattice.step) / self._batches.planned_size
 
@@ -126,7 +139,7 @@ class PrivateGradient:
         assert released is not None
         mean = torch.split(released.to(torch.float64) * self._scale, self._sizes)
         for p, part in zip(trained.values(), mean, strict=True):
-            p.grad = part.view_as(p).to(p.dtype)
+            p.grad = as_spread(part.view(p.shape).to(p.dtype), p)
         self.round += 1
 
     def _release(self, trained: dict[str, nn.Parameter]) -> Tensor | None:
@@ -146,12 +159,15 @@ class PrivateGradient:
         total = torch.zeros(
             sum(self._sizes), dtype=torch.float64 if self._noiseless else torch.int64, device=self._device
         )
-        values = {name: p.detach() for name, p in trained.items()}
-        for start in range(0, len(rows), self._micro_batch):
-            examples = self._examples.stack(rows[start : start + self._micro_batch], seed)
-            with seeded(seed, f"model {start}", self._device):
-                parts = self._gradients(values, examples)
-            self._add_clipped(total, parts)
+        with self._ranks.telling_failures():
+            values = {name: whole(p) for name, p in trained.items()}
+            mine = self._micro_batch * self._ranks.count
+            for start in range(self._ranks.rank * self._micro_batch, len(rows), mine):
+                examples = self._examples.stack(rows[start : start + self._micro_batch], seed)
+                with seeded(seed, f"model {start}", self._device):
+                    parts = self._gradients(values, examples)
+                self._add_clipped(total, parts)
+        self._ranks.agree({"the round": self.round, "the size of micro-batches": self._micro_batch})
         return self._releases.release(total, self.round, rows)
 
     def _add_clipped(self, total: Tensor, parts: list[Tensor]) -> None:
@@ -179,7 +195,7 @@ class PrivateGradient:
         Raises:
             RuntimeError: for a run without a record: nothing could say what was released after this moment.
         """
-        if self._releases.unrecorded:
+        if not self._releases.recorded:
             raise RuntimeError(
                 "a run without record= cannot go on in another process: nothing would say which rounds were released after the "
                 "checkpoint. Give PrivateGradient the path of a ledger"
