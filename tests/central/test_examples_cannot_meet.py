@@ -1,4 +1,4 @@
-"""Whatever the model does with a batch, an example moves the round's sum by at most the clip norm, and nothing else in the model."""
+"""Whatever a model does with a batch, an example moves the round's sum by at most the clip norm, and nothing else in the model."""
 
 import copy
 import math
@@ -194,13 +194,13 @@ def test_a_model_that_writes_to_a_buffer_is_refused(make):
 
 
 def test_batch_norm_in_training_is_refused_at_once_and_later():
-    with pytest.raises(ValueError, match="'layers.1' is BatchNorm1d"):
+    with pytest.raises(ValueError, match=r"'layers\.1' is BatchNorm1d"):
         summed(Wrapped(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), *examples())
     model = Wrapped(nn.Linear(5, 4), nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2).eval(), nn.Flatten(), nn.Linear(4, 3))
     inputs, targets = examples()
     step = PrivateGradient(model, cross_entropy, TensorDataset(inputs, targets), plan(0.5), key=NoiseKey.simulation(1))
     model.train()
-    with pytest.raises(ValueError, match="buffer 'layers.2"):
+    with pytest.raises(ValueError, match=r"buffer 'layers\.2"):
         step()
 
 

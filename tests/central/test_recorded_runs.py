@@ -1,4 +1,4 @@
-"""A run with a record: each release is on the ledger before it is filled in, and whatever is killed when, no noise is used twice."""
+"""A run with a record: a release is on the ledger before it is filled in, and whatever is killed when, no noise is used twice."""
 
 import copy
 
@@ -142,8 +142,8 @@ def test_a_run_that_is_killed_anywhere_goes_on_with_the_same_bits(
 def test_a_round_on_record_is_not_released_again_with_another_sum(tmp_path, sums):
     record = tmp_path / "run.db"
     Process(record).train(4)
+    other = Process(record, data=data(1))
     with pytest.warns(UserWarning, match="rounds 0 … 3 stay"):
-        other = Process(record, data=data(1))
         other.step()
     assert other.step.round == 5
     other.train()

@@ -1,6 +1,5 @@
 """What the processes of `test_pure_step_ranks` run: one model trained by several, or by one."""
 
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -83,8 +82,9 @@ def main(folder: Path, kinds: list[str], rank: int, count: int) -> None:
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
         torch.save(found, folder / f"{kind}-{rank}-of-{count}.pt")
-    sys.stdout.flush()
-    os._exit(0)  # without waiting for others
+    if count:
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
