@@ -48,7 +48,7 @@ class ExampleGradients:
         self._model, self._loss = model, loss
         self._layers = layerwise.layers_of(model)
         self._looped = False
-        self._structure = _without_parameters(model) if spread else model
+        self._structure = _without_parameters(model) if spread else None
 
     def __call__(self, trained: Named, examples: Sequence[Tensor]) -> list[Tensor]:
         """Rows of gradients, one array for each of `trained`, shape (examples, its size).
@@ -61,15 +61,13 @@ class ExampleGradients:
             ValueError: if the model writes to a buffer.
             Exception: what model or loss raise.
         """
-        spread = self._find_called()
-        every = not spread or len(trained) == len(list(self._model.parameters()))  # else others would be shards
-        if self._layers is not None and every and len(examples) == 2 and examples[0].shape[1] == 1:
+        if self._layers is not None and not self._frozen and len(examples) == 2 and examples[0].shape[1] == 1:
             inputs, targets = (part[:, 0] for part in examples)
             try:
                 return layerwise.gradients(self._layers, self._loss, trained, inputs, targets)
             except layerwise.UnusualShapeError:
                 pass
-        kept = self._kept(trained)
+        kept = self._kept()
         if not self._looped:
             try:
                 mapped = vmap(grad(self._mean_loss), (None, None, *(0 for _ in examples)), randomness="different")
@@ -91,7 +89,7 @@ class ExampleGradients:
         found = [value.new_empty(len(examples[0]), value.numel()) for value in trained.values()]
         for i, example in enumerate(zip(*examples, strict=True)):
             leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
-            kept = self._kept(trained)
+            kept = self._kept()
             copies = [self._loss_of(leaves, kept, *one) for one in zip(*example, strict=True)]
             loss = torch.stack(copies).mean()
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -108,23 +106,28 @@ class ExampleGradients:
 
     def _loss_of(self, trained: Named, kept: Named, *copy: Tensor) -> Tensor:
         *inputs, target = (part.unsqueeze(0) for part in copy)
-        return self._loss(functional_call(self._called, {**kept, **trained}, tuple(inputs)), target).sum()
+        return self._loss(
+            functional_call(self._called, {**self._frozen, **kept, **trained}, tuple(inputs)), target
+        ).sum()
 
-    def _find_called(self) -> bool:
-        """Choose what is called: the model, or, where its parameters are spread over processes, its structure."""
-        spread = self._structure is not self._model and any(isinstance(p, DTensor) for p in self._model.parameters())
-        self._called = self._structure if spread else self._model
+    def begin(self, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """The values of `trained`, for the calls of one round. Processes over which parameters are spread do this together."""
+        spread = any(isinstance(p, DTensor) for p in self._model.parameters())
+        self._called, self._frozen = self._model, {}
         if spread:
+            if self._structure is None:
+                raise ValueError(
+                    "the model is in fully_shard already: make PrivateGradient with group= before, and then shard"
+                )
             for module, structure in zip(self._model.modules(), self._structure.modules(), strict=True):
                 structure.training = module.training
-        return spread
+            self._called = self._structure
+            self._frozen = {name: _whole(p) for name, p in self._model.named_parameters() if name not in trained}
+        return {name: _whole(p) for name, p in trained.items()}
 
-    def _kept(self, trained: Named) -> dict[str, Tensor]:
-        """Copies of the buffers; and where the structure is called, the frozen parameters, which it has not."""
-        kept = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        if self._called is not self._model:
-            kept |= {name: whole(p).clone() for name, p in self._model.named_parameters() if name not in trained}
-        return kept
+    def _kept(self) -> dict[str, Tensor]:
+        """Copies of the buffers."""
+        return {name: buffer.clone() for name, buffer in self._model.named_buffers()}
 
     def _refuse_changed(self, kept: Named) -> None:
         if changed := [name for name, buffer in kept.items() if buffer._version]:
@@ -134,7 +137,7 @@ class ExampleGradients:
             )
 
 
-def whole(value: Tensor) -> Tensor:
+def _whole(value: Tensor) -> Tensor:
     """All of a tensor that may be spread over processes, which then do this together."""
     found: Tensor = value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
     return found

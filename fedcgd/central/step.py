@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedcgd.accounting.guarantee import NO_NOISE, Guarantee, large_delta
 from fedcgd.central.batches import Batches
 from fedcgd.central.examples import Examples, Transform, seeded
-from fedcgd.central.gradients import ExampleGradients, Loss, as_spread, whole
+from fedcgd.central.gradients import ExampleGradients, Loss, as_spread
 from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
 from fedcgd.clipping.per_sample_gradients import CHUNK_ENTRIES, add_clipped_rows
@@ -160,7 +160,7 @@ class PrivateGradient:
             sum(self._sizes), dtype=torch.float64 if self._noiseless else torch.int64, device=self._device
         )
         with self._ranks.telling_failures():
-            values = {name: whole(p) for name, p in trained.items()}
+            values = self._gradients.begin(trained)
             mine = self._micro_batch * self._ranks.count
             for start in range(self._ranks.rank * self._micro_batch, len(rows), mine):
                 examples = self._examples.stack(rows[start : start + self._micro_batch], seed)

@@ -1,4 +1,4 @@
-"""Whatever a model does with a batch, an example moves the round's sum by at most the clip norm, and nothing else in the model."""
+"""Whatever a model does with a batch, one example moves the round's sum by at most the clip norm, and nothing else."""
 
 import copy
 import math
