@@ -26,7 +26,8 @@ class ExampleGradients:
     2. `torch.func`: vmap of the gradient of one example.
     3. A loop over the examples, where vmap refuses the model (GRU; branches on an example's own values).
 
-    The model is called with copies of its buffers, so that nothing in it changes.
+    The model is called with copies of its buffers and of what is trained, in a loop with fresh ones for each example, so that
+    nothing in it changes; what writes to one of them, or to a frozen parameter, is refused.
 
     Args:
         model: as it will be called; trained parameters are given with each call.
@@ -58,7 +59,7 @@ class ExampleGradients:
             examples: (*inputs, targets), each of shape (examples, copies, …).
 
         Raises:
-            ValueError: if the model writes to a buffer.
+            ValueError: if the model writes to a parameter or a buffer.
             Exception: what model or loss raise.
         """
         if self._layers is not None and not self._frozen and len(examples) == 2 and examples[0].shape[1] == 1:
@@ -72,7 +73,7 @@ class ExampleGradients:
             try:
                 mapped = vmap(grad(self._mean_loss), (None, None, *(0 for _ in examples)), randomness="different")
                 rows = mapped(trained, kept, *examples)
-                self._refuse_changed(kept)
+                self._refuse_changed({**kept, **trained})
                 return [rows[name].flatten(1).detach() for name in trained]
             except RuntimeError as error:
                 failure = error
@@ -88,12 +89,12 @@ class ExampleGradients:
     def _one_by_one(self, trained: Named, examples: Sequence[Tensor]) -> list[Tensor]:
         found = [value.new_empty(len(examples[0]), value.numel()) for value in trained.values()]
         for i, example in enumerate(zip(*examples, strict=True)):
-            leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
+            leaves = {name: value.clone().requires_grad_() for name, value in trained.items()}
             kept = self._kept()
             copies = [self._loss_of(leaves, kept, *one) for one in zip(*example, strict=True)]
             loss = torch.stack(copies).mean()
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            self._refuse_changed(kept)
+            self._refuse_changed({**kept, **leaves})
             for rows, gradient in zip(found, gradients, strict=True):
                 rows[i] = gradient.flatten()
         return found
@@ -111,7 +112,8 @@ class ExampleGradients:
         ).sum()
 
     def begin(self, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """The values of `trained`, for the calls of one round. Processes over which parameters are spread do this together."""
+        """Copies of the values of `trained`, for the calls of one round; all processes over which they are spread do this."""
+        self._versions = {name: p._version for name, p in self._model.named_parameters()}
         spread = any(isinstance(p, DTensor) for p in self._model.parameters())
         self._called, self._frozen = self._model, {}
         if spread:
@@ -123,17 +125,20 @@ class ExampleGradients:
                 structure.training = module.training
             self._called = self._structure
             self._frozen = {name: _whole(p) for name, p in self._model.named_parameters() if name not in trained}
-        return {name: _whole(p) for name, p in trained.items()}
+        return {name: _whole(p).clone() for name, p in trained.items()}
 
     def _kept(self) -> dict[str, Tensor]:
         """Copies of the buffers."""
         return {name: buffer.clone() for name, buffer in self._model.named_buffers()}
 
-    def _refuse_changed(self, kept: Named) -> None:
-        if changed := [name for name, buffer in kept.items() if buffer._version]:
+    def _refuse_changed(self, copies: Named) -> None:
+        changed = [name for name, value in copies.items() if value._version]
+        changed += [name for name, p in self._model.named_parameters() if p._version != self._versions[name]]
+        if changed:
             raise ValueError(
-                f"the model writes to its buffer {changed[0]!r} in a forward pass, which would carry an example into those that "
-                "follow: put the layer in eval mode, or take one without such statistics (GroupNorm in the place of BatchNorm)"
+                f"the model writes to {changed[0]!r} in a forward pass, which would carry an example into those that follow: put "
+                "the layer in eval mode, or take one that keeps nothing (GroupNorm in the place of BatchNorm, an embedding "
+                "without max_norm)"
             )
 
 

@@ -185,12 +185,42 @@ def test_one_that_is_not_finite_adds_nothing_and_leaves_the_others_their_bits(ki
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("make", [WritesTo, Counts])
-def test_a_model_that_writes_to_a_buffer_is_refused(make):
-    model = make(nn.Linear(5, 3))
-    with pytest.raises(ValueError, match="buffer 'seen'"):
+class ClampsItsWeights(Wrapped):
+    """Writes to what is trained, by its own values."""
+
+    def forward(self, x):
+        self.layers[0].weight.detach().clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Renormalises(Wrapped):
+    """Writes to the rows of an embedding that an example looks up."""
+
+    def __init__(self):
+        super().__init__(nn.Embedding(9, 4, max_norm=0.1), nn.Linear(4, 3))
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x.abs().clamp(max=8).long()).mean(1))
+
+
+WRITERS = {
+    "seen": lambda: WritesTo(nn.Linear(5, 3)),
+    "a counter": lambda: Counts(nn.Linear(5, 3)),
+    "what is trained": lambda: ClampsItsWeights(nn.Linear(5, 3)),
+    "what is frozen": lambda: ClampsItsWeights(nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 3)),
+    "an embedding": Renormalises,
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_model_that_writes_to_what_it_keeps_is_refused(kind):
+    model = WRITERS[kind]()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="the model writes to"):
         summed(model, *examples(), sigma=0.5)
-    assert not model.seen.any()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) or kind == "what is frozen", name  # of which there is no copy
 
 
 def test_batch_norm_in_training_is_refused_at_once_and_later():
@@ -200,7 +230,7 @@ def test_batch_norm_in_training_is_refused_at_once_and_later():
     inputs, targets = examples()
     step = PrivateGradient(model, cross_entropy, TensorDataset(inputs, targets), plan(0.5), key=NoiseKey.simulation(1))
     model.train()
-    with pytest.raises(ValueError, match=r"buffer 'layers\.2"):
+    with pytest.raises(ValueError, match=r"writes to 'layers\.2"):
         step()
 
 
