@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -86,9 +86,9 @@ class ClippedUpdateMod:
             return answered
         spoiled = any(_is_privacy_mod(mod) for mod in mods_after(call_next))
         if messages.is_users_query(message):
-            user = self.user(context)
-            answer = "another privacy mod" if spoiled else "no user id" if user is None else [user]
-            return messages.users_reply(message, answer, single=True)
+            if spoiled:
+                return messages.problem_reply(message, "another privacy mod")
+            return messages.users_reply(message, lambda: [cast(str, self.user(context))], single=True)
         if spoiled:
             raise ValueError(f"this node cannot take part: {messages.PROBLEMS['another privacy mod']}")
         messages.check_masked(message, self.keepers)
