@@ -246,8 +246,8 @@ class Keepers:
         tls: how the server reaches keepers that run as services. Only the server needs it.
 
     Raises:
-        ValueError: for two cards with one name or key, more than 64 cards, for K − t − d < 1, for fewer than one node, if some have addresses and others
-            not, for `tls` if none has, and for an `epsilon` without `delta` or out of range.
+        ValueError: for two cards with one name or key, more than 64 cards, for K − t − d < 1, for fewer than one node, if some
+            have addresses and others not, for `tls` if none has, and for an `epsilon` without `delta` or out of range.
 
     >>> keepers = Keepers.simulation(1, 3, colluding=1)
     >>> keepers.names

@@ -188,7 +188,7 @@ class Keeper(Closable):
 
         Raises:
             UnreadableError: if seeds cannot be opened; nothing is recorded then.
-            RefusedError: for another run than the key's first, a list with a node twice or with too few nodes, another list for an
+            RefusedError: for another run than the key's first, a list with a node twice or of too few nodes, another list for an
                 opened round, a round before the last opened one, too few keepers, and a list without this keeper.
         """
         self._check(agreement, opening)
@@ -226,8 +226,8 @@ class Keeper(Closable):
             raise RefusedError("a simulated keeper serves simulations only, and a real one none")
         if len(opening.sealed) < agreement.keepers.nodes:
             raise RefusedError(
-                f"{len(opening.sealed)} nodes are on the list, and the keepers' file says that at least {agreement.keepers.nodes} "
-                "must be"
+                f"{len(opening.sealed)} nodes are on the list, and the keepers' file says that at least "
+                f"{agreement.keepers.nodes} must be"
             )
         if len(opening.tickets) != len(opening.sealed) or {len(t) for t in opening.tickets} != {TICKET_BYTES}:
             raise RefusedError(f"each sealed seed has a ticket of {TICKET_BYTES} bytes")

@@ -236,8 +236,8 @@ PROBLEMS: dict[Problem, str] = {
         "(ClippedUpdateMod(user=...)), or let registrations name the nodes (identity='authenticated')"
     ),
     "no ids": (
-        "its app names users by what are no ids: numbers, an empty text, a missing value, or one text in place of a list. Ids are "
-        "texts and not empty, [str(id) for id in …] without rows that have none; the node's own log says which"
+        "its app names users by what are no ids: numbers, an empty text, a missing value, or one text in place of a list. Ids "
+        "are texts and not empty, [str(id) for id in …] without rows that have none; the node's own log says which"
     ),
     "users failed": "its app's function that names its users has failed; the node's own log says where",
     "another privacy mod": (

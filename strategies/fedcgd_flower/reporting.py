@@ -102,8 +102,11 @@ def _is_flowers(function: object) -> bool:
     return function is None or str(getattr(function, "__module__", "")).startswith("flwr.")
 
 
-def epsilon_text(plan: Plan, released: int) -> str:
-    """ε of the planned run and, of a part of it, also the smaller one and the condition under which that holds."""
+def epsilon_text(plan: Plan, released: int, spent: int = 0) -> str:
+    """ε of the planned run and, of a part of it, also the smaller one and the condition under which that holds.
+
+    Of the rounds that count as `released`, `spent` gave no model.
+    """
     whole = plan.guarantee()
     if released >= plan.participation.rounds or plan.noiseless:
         return str(whole)
@@ -111,7 +114,7 @@ def epsilon_text(plan: Plan, released: int) -> str:
         return f"nothing is released; the planned run: {whole}"
     so_far = plan.quick_guarantee(released=released)
     return (
-        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released, ε ≤ "
+        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released{' or spent' * bool(spent)}, ε ≤ "
         f"{rounded_up(so_far.epsilon, 4)}, provided that nobody looked at a released model to decide that the run ends here"
     )
 

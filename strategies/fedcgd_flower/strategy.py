@@ -196,7 +196,9 @@ class CorrelatedNoise(Strategy):
             keepers=keepers,
         )
         if keepers is not None:
-            check_keepers(keepers, plan, key, self._settings.evaluation_plan, forward_client_metrics)
+            evaluated = cohort.size if evaluation is None else evaluation.cohort_size or cohort.size
+            least = min(cohort.size, evaluated)
+            check_keepers(keepers, plan, key, self._settings.evaluation_plan, forward_client_metrics, least)
         self.on_release = on_release
         self._inner_settings = inner_state.settings(inner)
         self._selector = CohortSelector(plan.participation, cohort, patience, budget)

@@ -170,6 +170,16 @@ class TrainingRounds:
         return self._opened[1]
 
     @property
+    def spent(self) -> int:
+        """How many of the rounds on record gave no model: keepers were asked to open them, and that failed."""
+        return sum(opened.state == "spent" for opened in self.ledger.openings())
+
+    @property
+    def gives_up(self) -> str:
+        """Why no further round is tried, where keepers make the noise; "" if there is no reason."""
+        return "" if self.openings is None else self.openings.suspects.gives_up
+
+    @property
     def releases(self) -> int:
         """How many rounds are released so far, as the ledger said when it was open last."""
         return 0 if self._record is None else self._record.count
@@ -237,7 +247,8 @@ class TrainingRounds:
         ledger = self.ledger  # before anything else: it raises for a strategy that is not open
         if not self._checked:
             self.check_inner(arrays, config)
-        chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._settings.key)
+        suspects = None if self.openings is None else self.openings.suspects
+        chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._settings.key, suspects)
         if isinstance(chosen, str):
             return self._skip(chosen, "too few users that may take part were reachable")
         masking = None if self.openings is None else self.openings.masking(grid, layout.size)
@@ -335,7 +346,8 @@ class TrainingRounds:
         if pending.masking is None:
             total, found = sum_of_replies(matched, pending.task.size, self._memory_of(pending.task.size))
         else:
-            total, found = sum_of_masked_replies(matched, pending.masking)
+            masked, found = sum_of_masked_replies(matched, pending.masking)
+            total = masked.at((pending.requests[position][0].dst_node_id for position in answered), found)
         results: list[int | RejectionReason] = ["no answer"] * len(pending.requests)
         for position, result in zip(answered, found, strict=True):
             results[position] = result

@@ -7,7 +7,7 @@ so does that node's key. Only a *registered name* (`flwr supernode register KEY 
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from fedcgd.numeric import so_many
 from fedcgd_flower.flower_private import is_simulation, log_warning
+from fedcgd_flower.keeper_suspects import NodeSuspects, node_name
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
@@ -88,6 +89,8 @@ class UserDirectory:
     """How many users of other nodes a node has claimed."""
     connected: int = 0
     """How many nodes were there at the last look, of those that may speak for users."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """The nodes that were there at the last look, and the name of each that is registered."""
     claimed_twice: int = 0
     """How many users took no part at the last look, because two nodes claim them."""
     _declared: dict[int, HostedUsers] = field(default_factory=dict)
@@ -122,7 +125,7 @@ class UserDirectory:
         names = {node.node_id: node.name for node in grid.get_nodes()}
         if self.registered_only or self.identity == "authenticated":
             names = self._registered(names)
-        self.connected = len(names)
+        self.connected, self.names = len(names), names
         if self.identity == "authenticated":
             hosted = {node_id: HostedUsers((name,)) for node_id, name in names.items()}
         else:
@@ -136,6 +139,13 @@ class UserDirectory:
                 + " claimed by more than one node and not asked: a user belongs to one node"
             )
         return nodes
+
+    def allowed(self, nodes: Mapping[str, NodeIds], suspects: NodeSuspects | None) -> Iterator[Mapping[str, NodeIds]]:
+        """Whom to ask of `nodes`, as `refresh` gave them, without nodes that are held back: what tells most of suspects first."""
+        for held_back in [set[str]()] if suspects is None else suspects.to_hold_back():
+            ids = {node_id for node_id, name in self.names.items() if node_name(node_id, name) in held_back}
+            found = ((user, tuple(node_id for node_id in where if node_id not in ids)) for user, where in nodes.items())
+            yield {user: where for user, where in found if where} if ids else nodes
 
     def _registered(self, names: Mapping[int, str]) -> dict[int, str]:
         """The nodes that have a name. Raises ValueError if there are nodes and none of them has."""
