@@ -236,7 +236,12 @@ class CohortSelector:
         unsaid = directory.silent - len(directory.unable)
         parts = [
             (unsaid, "node has", "nodes have", f"not said which users they host: {slow}"),
-            (directory.claimed_twice, "user is", "users are", "claimed by more than one node and not asked"),
+            (
+                directory.claimed_twice,
+                "user is",
+                "users are",
+                f"claimed by more than one node and not asked ({directory.claimants})",
+            ),
             (refused, "user was", "users were", "claimed by a node that may not speak for them"),
             (self.over_budget, "more has", "more have", "no budget left after earlier runs"),
         ]

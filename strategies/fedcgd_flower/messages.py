@@ -285,11 +285,11 @@ def users_reply(
     The node's own log says more: what is no id, or where `users` raised, without the error's text, which may quote data.
     """
     try:
-        named = users()
+        named: object = users()
         if single and named == [None]:
             return problem_reply(request, "no user id")
         check_not_one_text(named)
-        ids = user_ids(dict.fromkeys(named))
+        ids = user_ids(dict.fromkeys(cast(Iterable[str], named)))
     except NoUserIdsError as error:
         log_error(str(error))
         return problem_reply(request, "no ids")

@@ -40,6 +40,9 @@ _TROUBLE: dict[RejectionReason | None, str] = {
     "node lost": "",  # it will be missing from the list of nodes soon
 }
 
+_CROWD = 10  # times as many users as the node with second most: a node that crowds others out
+_NAMED = 3  # nodes that claim the same users are named
+
 _AGAIN = 10.0  # seconds after an answer that names nobody: it may have been a node that was starting
 _LONGEST_REST = 3600.0  # seconds between questions to a node that never answers
 
@@ -93,6 +96,8 @@ class UserDirectory:
     """The nodes that were there at the last look, and the name of each that is registered."""
     claimed_twice: int = 0
     """How many users took no part at the last look, because two nodes claim them."""
+    claimants: str = ""
+    """Which nodes claim them."""
     _declared: dict[int, HostedUsers] = field(default_factory=dict)
     _granted: dict[HostedUsers, HostedUsers] = field(default_factory=dict)
     """Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same."""
@@ -133,12 +138,28 @@ class UserDirectory:
             hosted = {node_id: self._declared[node_id] for node_id in names if node_id in self._declared}
         nodes, claimed_twice = nodes_of_users(hosted)
         self.claimed_twice = len(claimed_twice)
+        self.claimants = _claimants(hosted, claimed_twice, names) if claimed_twice else ""
         if claimed_twice:
             self._say_once(
                 so_many(len(claimed_twice), "user is", "users are")
-                + " claimed by more than one node and not asked: a user belongs to one node"
+                + f" claimed by more than one node and not asked: a user belongs to one node. {self.claimants}"
             )
+        if not is_simulation(grid):
+            self._tell_of_crowds(hosted, names)
         return nodes
+
+    def _tell_of_crowds(self, hosted: Mapping[int, HostedUsers], names: Mapping[int, str]) -> None:
+        """Say which node that is not registered names so many users that others hardly have a place in a cohort."""
+        counts = sorted(((len(theirs.users), node_id) for node_id, theirs in hosted.items() if not theirs.shared))
+        if len(counts) < 2 or names[counts[-1][1]]:
+            return
+        (second, _), (most, node_id) = counts[-2:]
+        if most > _CROWD * max(second, 1):
+            everybody = sum(count for count, _ in counts)
+            self._say_once(
+                f"node {node_id} (not registered) names {most} of {everybody} users: it has nearly every place in a cohort. If "
+                "they are not people whom you know to be there, it invents them: register the nodes, and say who is where (hosts=)"
+            )
 
     def allowed(self, nodes: Mapping[str, NodeIds], suspects: NodeSuspects | None) -> Iterator[Mapping[str, NodeIds]]:
         """Whom to ask of `nodes`, as `refresh` gave them, without nodes that are held back: what tells most of suspects first."""
@@ -269,6 +290,23 @@ class UserDirectory:
         if words not in self._said:
             self._said.add(words)
             log_warning(words)
+
+
+def _claimants(hosted: Mapping[int, HostedUsers], claimed_twice: AbstractSet[str], names: Mapping[int, str]) -> str:
+    """Which nodes claim these users: first those that claim users of most other nodes."""
+    at = {node_id: found for node_id, theirs in hosted.items() if (found := claimed_twice.intersection(theirs.users))}
+    by: dict[str, list[int]] = {}
+    for node_id, users in at.items():
+        for user in users:
+            by.setdefault(user, []).append(node_id)
+    others = {node_id: len({other for user in users for other in by[user]}) - 1 for node_id, users in at.items()}
+    told = [
+        f"node {node_id} ({names[node_id] or 'not registered'}) names {len(at[node_id])} of them, which "
+        f"{so_many(others[node_id], 'other node names', 'other nodes name')} too"
+        for node_id in sorted(at, key=lambda node_id: (-others[node_id], -len(at[node_id]), node_id))
+    ]
+    more = f"; and {so_many(len(told) - _NAMED, 'node', 'nodes')} more" if len(told) > _NAMED else ""
+    return "; ".join(told[:_NAMED]) + more
 
 
 def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...]:
