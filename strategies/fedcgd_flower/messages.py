@@ -229,7 +229,7 @@ def modulo(checksum: int) -> int:
     return (checksum + 2**63) % 2**64 - 2**63
 
 
-Problem = Literal["no user id", "no ids", "users failed", "another privacy mod"]
+Problem = Literal["no user id", "no ids", "users failed", "client_fn", "another privacy mod"]
 PROBLEMS: dict[Problem, str] = {
     "no user id": (
         "its configuration names no user: start it with --node-config 'user-id=\"…\"' (or partition-id=…), give the mod a user "
@@ -240,6 +240,10 @@ PROBLEMS: dict[Problem, str] = {
         "are texts and not empty, [str(id) for id in …] without rows that have none; the node's own log says which"
     ),
     "users failed": "its app's function that names its users has failed; the node's own log says where",
+    "client_fn": (
+        "its ClientApp is made of a client_fn (NumPyClient), Flower's earlier API, which reads other messages: make what its fit "
+        "does a function under @app.train(), which finds the model in message.content['arrays'] and replies the trained one"
+    ),
     "another privacy mod": (
         "its ClientApp has another mod for privacy inside clipped_update_mod, which would spoil the update: take it out"
     ),

@@ -159,7 +159,7 @@ class RunLoop:
         model = np.frombuffer(run.model, np.float32)
         if result.complete:
             log_warning(
-                f"{result.done}, all of them before: nothing is trained, and the result is its last "
+                f"all {result.planned} rounds of this run were released{' or spent' * bool(result.spent)} before: nothing is trained, and the result is its last "
                 "model. Another run has another ledger and another key"
             )
         else:

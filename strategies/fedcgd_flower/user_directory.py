@@ -158,11 +158,11 @@ class UserDirectory:
             everybody = sum(count for count, _ in counts)
             self._say_once(
                 f"node {node_id} (not registered) names {most} of {everybody} users: it has nearly every place in a cohort. If "
-                "they are not people whom you know to be there, it invents them: register the nodes, and say who is where (hosts=)"
+                "you do not know these people to be there, it invents them: register the nodes, and say who is where (hosts=)"
             )
 
     def allowed(self, nodes: Mapping[str, NodeIds], suspects: NodeSuspects | None) -> Iterator[Mapping[str, NodeIds]]:
-        """Whom to ask of `nodes`, as `refresh` gave them, without nodes that are held back: what tells most of suspects first."""
+        """Whom to ask of `nodes`, as `refresh` gave them, without those held back: what tells most of suspects first."""
         for held_back in [set[str]()] if suspects is None else suspects.to_hold_back():
             ids = {node_id for node_id, name in self.names.items() if node_name(node_id, name) in held_back}
             found = ((user, tuple(node_id for node_id in where if node_id not in ids)) for user, where in nodes.items())
