@@ -74,8 +74,8 @@ def _shown(inner: object) -> str:
         return f"the class {inner.__name__}, of which none is made yet: {inner.__name__}(…)"
     if any(kind.__module__.startswith("flwr.server.strategy") for kind in type(inner).__mro__):
         return (
-            f"a {type(inner).__name__} of flwr.server.strategy, Flower's earlier API: take the one of flwr.serverapp.strategy, and "
-            "start it in a function under @app.main()"
+            f"a {type(inner).__name__} of flwr.server.strategy, Flower's earlier API: take the one of flwr.serverapp.strategy, "
+            "and start it in a function under @app.main()"
         )
     return repr(inner)
 

@@ -18,7 +18,7 @@ from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner_state import EditedConfig
 from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
 from fedcgd_flower.replies import HINTS, RejectionReason
-from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
+from fedcgd_flower.reporting import RoundReport, config_text, drowned, epsilon_text, metrics_text
 from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.send_and_receive import receive, send_and_receive
 from fedcgd_flower.training_rounds import TrainingRounds
@@ -142,6 +142,8 @@ class RunLoop:
         layout = self.rounds.layout(initial_arrays)
         if not result.complete:
             self.rounds.check_inner(initial_arrays, self.train_config)
+            if loud := drowned(self.settings, layout.size):
+                log_warning(loud)
             if pairs := equal_arrays(initial_arrays, layout):
                 one, other = pairs[0]
                 log_warning(
@@ -159,8 +161,8 @@ class RunLoop:
         model = np.frombuffer(run.model, np.float32)
         if result.complete:
             log_warning(
-                f"all {result.planned} rounds of this run were released{' or spent' * bool(result.spent)} before: nothing is trained, and the result is its last "
-                "model. Another run has another ledger and another key"
+                f"all {result.planned} rounds of this run were released{' or spent' * bool(result.spent)} before: nothing is "
+                "trained, and the result is its last model. Another run has another ledger and another key"
             )
         else:
             log_info(f"going on after release {run.round} of {result.planned}")
