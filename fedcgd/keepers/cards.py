@@ -278,7 +278,7 @@ class Keepers:
             )
         if self.tls is not None and not self.are_services:
             raise ValueError("tls is for keepers that are services, and these have no address")
-        assert self.shares  # it checks the numbers
+        _ = self.shares  # refuses numbers that do not fit
         if type(self.nodes) is not int or self.nodes < 1:
             raise ValueError(
                 f"nodes, the fewest whose sum is opened, must be a whole number, at least 1; got {self.nodes!r}"
