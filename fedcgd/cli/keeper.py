@@ -24,6 +24,7 @@ from fedcgd.keepers.service import KeeperService
 from fedcgd.keepers.tls import Tls
 from fedcgd.keepers.verification import contradictions
 from fedcgd.noise.keys import delete_key_file
+from fedcgd.numeric import so_many
 
 
 def new(asked: NewKeeperOptions) -> None:
@@ -117,6 +118,7 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
             f"{keepers.colluding} of {shares.keepers}: against so many, with the server, the plan's ε holds",
         ),
         ("may be away", f"{keepers.away} in a round"),
+        ("a sum", f"of at least {so_many(keepers.nodes, 'node', 'nodes')}; of fewer none is opened"),
         ("noise", f"{shares.louder:.3f} times a trusted server's"),
         ("digest", f"{keepers.digest[:16]}: the same for all parties"),
         (
@@ -131,6 +133,7 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         "keepers": {card.name: card.fingerprint for card in keepers.cards},
         "colluding": keepers.colluding,
         "away": keepers.away,
+        "nodes": keepers.nodes,
         "noise_factor": shares.louder,
         "digest": keepers.digest,
         "epsilon": keepers.epsilon,

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from fedcgd.blas import usable_cores
 from fedcgd.noise.box_muller import LARGEST
-from fedcgd.noise.compiled import kernels_for
+from fedcgd.noise.compiled import kernels
 from fedcgd.noise.correlated import Keyed, Term, add_rounded, check_stddev, keyed
 from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words, tiles, words_of
 from fedcgd.numeric import as_positive
@@ -167,7 +167,7 @@ def add_noise(
         threads = min(usable_cores(), _MOST_THREADS, 1 + len(flat) // _A_THREADS_WORK)
     elif threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    fast = kernels_for(len(flat))
+    fast = kernels()
 
     def add(low: int, high: int) -> None:
         part = flat[low - start : high - start]

@@ -15,6 +15,7 @@ from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
+from fedcgd.optimisation.bfgs import minimise_with_kinks
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.private_error import PrivateError, log_sensitivity, log_sensitivity_by_lags, private_error
 from fedcgd.optimisation.series import quotient
@@ -68,10 +69,11 @@ def band_inv_mf(
     normalized: bool = False,
     progress: Progress | None = None,
 ) -> BandInvMF:
-    """The C⁻¹ with p Toeplitz coefficients of least error under a valid sensitivity, by L-BFGS from the best damped BISR.
+    """The C⁻¹ with p Toeplitz coefficients of least error under a valid sensitivity, by BFGS from the best damped BISR.
 
-    Were the leftmost columns taken for the sensitivity, as if C were monotone, the optimum would have negative Gram entries, and
-    an error far larger than it seems.
+    The sensitivity has kinks, where another lag has the largest product or an entry of C changes its sign. Were the leftmost
+    columns taken for it, as if C were monotone, the optimum would have negative Gram entries, and an error far larger than it
+    seems.
     """
     minimised = private_error(log_sensitivity_by_lags, participation, error, workload, quadratic, normalized)
     n, p = participation.rounds, _check(bandwidth, participation)
@@ -87,7 +89,7 @@ def band_inv_mf(
 
     starts = [power_coefficients(p, 0.5, 1 - damping)[1:] for damping in _DAMPINGS]
     start = min(starts, key=lambda free: objective(free)[0])
-    free, _ = minimise(objective, start, progress=progress)
+    free, _ = minimise_with_kinks(objective, start, progress=progress)
     return BandInvMF((1.0, *free.tolist()))
 
 

@@ -39,7 +39,7 @@ LAYERS: list[set[str]] = [
     {"fedcgd.planning"},
     {"fedcgd.ledger"},
     {"fedcgd.release"},
-    {"fedcgd.audit", "fedcgd.keepers"},
+    {"fedcgd.audit", "fedcgd.keepers", "fedcgd.central"},
     {"fedcgd.opacus", "fedcgd_flower"},
     {"fedcgd.cli", "fedcgd_simulations"},
     {"fedcgd_experiments"},

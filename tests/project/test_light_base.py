@@ -11,6 +11,10 @@ import pytest
 PROGRAM = Path(__file__).parents[1] / "helpers" / "without_extras.py"
 # These compute with torch, or wrap Opacus. Whatever is not below one of them works without.
 NEED_TORCH = (
+    "fedcgd.central.examples",
+    "fedcgd.central.gradients",
+    "fedcgd.central.releases",
+    "fedcgd.central.step",
     "fedcgd.clipping.flat_models",
     "fedcgd.clipping.layerwise",
     "fedcgd.clipping.per_sample_gradients",
