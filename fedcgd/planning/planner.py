@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import count, product, takewhile
 
 from fedcgd.accounting import accountant, calibrate
 from fedcgd.accounting.selection import select_lambda, share_of_excess
@@ -21,7 +22,9 @@ from fedcgd.planning.theory import Outcome, expected_outcome
 WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("linear", 0.0), ("constant", 0.9), ("linear", 0.9))
 """Schedules and momenta that are tried."""
 STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30)
-"""Rounds in which everybody has a turn once; more are tried only where cohorts must be smaller."""
+"""Rounds in which everybody has a turn once; more, √2 times as many each, while they are better by LEVEL, or must be."""
+FEWER_TURNS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50)
+"""Of the whole batch, where each costs little to try: so that more turns never end with more loss."""
 SAMPLED_STEPS = {2, 3, 5, 10, 20}
 """Those of them that DP-SGD is tried at with a secret sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
@@ -30,7 +33,7 @@ _INDEPENDENT: tuple[SecretSampling, ...] = ("poisson", "random-allocation")  # w
 _SAMPLED_LAMBDAS, _SAMPLED_BANDS = (0.5, 0.8), (4, 8)  # each needs draws
 _MOST_BANDS = 32
 _NETWORK_STEPS = 20  # rounds of a turn that were best on 35 networks where theory holds others for as good
-_MOST_ROUNDS = 4000  # of what theory answers in seconds
+_MOST_ROUNDS = 4000  # unless a question says otherwise: of what theory answers in seconds
 _FEW = 2  # set-ups that a dear mechanism is tried at
 _WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the best, are not tried
 
@@ -125,9 +128,9 @@ def _tried(question: Question, progress: Progress) -> list[PlannedRecipe]:
         found += here
         loss = min((one.outcome.loss for one in here), default=math.inf)
         worse = worse + 1 if loss > _WORSE * least else 0
-        least = min(least, loss)
-        if worse == 2:
+        if worse == 2 or (steps > STEPS[-1] and loss > least * (1 - LEVEL)):
             break
+        least = min(least, loss)
     if not found:
         raise ValueError(
             f"no recipe has at most {question.max_rounds} rounds of at most {question.max_cohort} users; allow more of either"
@@ -244,34 +247,38 @@ def _loss(one: PlannedRecipe) -> float:
 
 
 def _preferred(question: Question, found: list[PlannedRecipe]) -> PlannedRecipe:
-    """Of those that are as good as the best, that with the fewest rounds; of a network about _NETWORK_STEPS a turn."""
+    """Of those that are as good as the best: the fewest rounds a turn (a network: about _NETWORK_STEPS), then the most turns."""
     steps = 1 if question.model is not None else _NETWORK_STEPS
     least = min(map(_loss, found))
     level = [one for one in found if one.outcome.loss <= least * (1 + LEVEL)]
-    return min(level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), one.recipe.rounds, one.outcome.loss))
+    return min(level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), -one.recipe.turns, one.outcome.loss))
 
 
 def _steps(question: Question) -> Iterator[int]:
-    """Rounds of a turn that the limits allow."""
-    least = question.least_steps
-    most = min(question.users, _MOST_ROUNDS, question.max_rounds or _MOST_ROUNDS)
+    """Rounds of a turn that the limits allow, fewest first."""
+    least, most = question.least_steps, min(question.users, _most_turns(question, 1))
+    further = takewhile(lambda steps: steps <= most, (round(STEPS[-1] * 2 ** (i / 2)) for i in count(1)))
     # As many as whole cohorts make: 100 users in 30 rounds are 3 in a round, and those have 33 rounds.
     for steps in sorted(
-        {question.users // (question.users // steps) for steps in {least, *STEPS} if least <= steps <= most}
+        {question.users // (question.users // steps) for steps in {least, *STEPS, *further} if least <= steps <= most}
     ):
         if steps <= most:
             yield steps
 
 
 def _most_turns(question: Question, steps: int) -> int:
-    return min(question.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS) // steps
+    return (question.max_rounds or _MOST_ROUNDS) // steps
+
+
+def _turns(question: Question, steps: int) -> list[int]:
+    """How many turns are tried: all that are allowed; of the whole batch fewer too, which a momentum may suit better."""
+    most = min(question.turns, _most_turns(question, steps))
+    fewer = [turns for turns in FEWER_TURNS if turns < most] if steps == 1 else []
+    return [*fewer, most] if most else []
 
 
 def _recipes(question: Question, steps: int, mechanism: str, sampling: Sampling) -> Iterator[Recipe]:
-    turns = min(question.turns, _most_turns(question, steps))
-    if turns < 1:
-        return
-    for schedule, momentum in WAYS:
+    for turns, (schedule, momentum) in product(_turns(question, steps), WAYS):
         yield Recipe(
             mechanism=mechanism, sampling=sampling, users=question.users, steps=steps, turns=turns, schedule=schedule,
             momentum=momentum,

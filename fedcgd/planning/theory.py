@@ -18,7 +18,8 @@ from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.recipe import Recipe
 
-_FIRST, _RATES = 2, 25  # learning rates that are tried: progress of 2², each √2 times the one before, to 2¹⁴
+_FIRST, _LAST = 4, 28  # rates are tried at a progress of 2^(step/2), of these steps first
+_FURTHER, _FARTHEST = 8, 120  # steps that are added while the best rate is the first or last that was tried; and no more
 _UNSTABLE = 1e6
 
 
@@ -42,15 +43,28 @@ class Outcome:
 def expected_outcome(recipe: Recipe, mechanism: Mechanism, noise_multiplier: float, landscape: Landscape) -> Outcome:
     """The best of the learning rates, by the expected loss of the last model.
 
+    Rates are tried in steps of √2, and further ones until the best lies between others: it grows with users/σ, whatever they are.
+
     Args:
         recipe: who takes part when, and how the model is moved.
         mechanism: C, for `recipe.rounds` rounds.
         noise_multiplier: σ.
         landscape: what is descended on.
     """
-    unit = unit_progress(recipe)
-    rates = tuple(2.0 ** (_FIRST + step / 2) / unit for step in range(_RATES))
-    return _best_of(recipe, mechanism, noise_multiplier, landscape, rates)
+
+    def tried(first: int, last: int) -> list[Outcome]:
+        rates = tuple(2.0 ** (step / 2) / unit for step in range(first, last + 1))
+        return _outcomes(recipe, mechanism, noise_multiplier, landscape, rates)
+
+    unit, first, last = unit_progress(recipe), _FIRST, _LAST
+    found = tried(first, last)
+    while (best := min(found, key=lambda one: one.loss)) is found[-1] and last < _FARTHEST:
+        found += tried(last + 1, last + _FURTHER)
+        last += _FURTHER
+    while (best := min(found, key=lambda one: one.loss)) is found[0] and first > -_FARTHEST:
+        found = tried(first - _FURTHER, first - 1) + found
+        first -= _FURTHER
+    return best
 
 
 def outcome_at(
@@ -65,17 +79,19 @@ def outcome_at(
         landscape: what is descended on.
         learning_rate: the first one, for updates clipped to norm 1.
     """
-    return _best_of(recipe, mechanism, noise_multiplier, landscape, (learning_rate,))
+    return _outcomes(recipe, mechanism, noise_multiplier, landscape, (learning_rate,))[0]
 
 
-def _best_of(
+def _outcomes(
     recipe: Recipe, mechanism: Mechanism, sigma: float, landscape: Landscape, rates: tuple[float, ...]
-) -> Outcome:
+) -> list[Outcome]:
+    """That at each first learning rate."""
     losses, noises = _losses(recipe, mechanism, sigma, landscape, rates)
-    best = int(np.argmin(losses))
-    return Outcome(
-        rates[best], rates[best] * unit_progress(recipe), math.sqrt(float(noises[best])), float(losses[best])
-    )
+    unit = unit_progress(recipe)
+    return [
+        Outcome(rate, rate * unit, math.sqrt(float(noise)), float(loss))
+        for rate, loss, noise in zip(rates, losses, noises, strict=True)
+    ]
 
 
 def unit_progress(recipe: Recipe) -> float:

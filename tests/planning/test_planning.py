@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvgM
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from fedcgd import Participation, Plan, accountant
+from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.cli import app
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd.optimisation import catalogue
@@ -32,8 +32,8 @@ from fedcgd.planning import (
     with_more_turns,
 )
 from fedcgd.planning.landscape import DECAY, DEEP, DIRECTIONS, LARGEST, Landscape
-from fedcgd.planning.planner import PlannedRecipe, _preferred, _sampled_names, _steps
-from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
+from fedcgd.planning.planner import LEVEL, PlannedRecipe, _preferred, _sampled_names, _steps
+from fedcgd.planning.theory import Outcome, expected_outcome, outcome_at, unit_progress
 from fedcgd.quadratic import Spectrum
 from fedcgd_flower import scheduled
 
@@ -121,6 +121,52 @@ def test_the_rate_is_the_best_of_those_around_it() -> None:
         return total
 
     assert loss(found.learning_rate) < min(loss(found.learning_rate * factor) for factor in (0.5, 2.0))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        *(Question(users=45_000, epsilon=epsilon, delta=1e-5, turns=60, model=LinearModel(classes=10, features=300))
+          for epsilon in (3.0, 8.0)),
+        Question(users=1_000_000, epsilon=8.0, delta=1e-7, turns=2),
+        Question(users=60, epsilon=0.05, delta=1e-5, turns=2),
+    ],
+)  # fmt: skip
+def test_no_planned_rate_lies_at_an_edge_of_what_was_tried(question: Question) -> None:
+    for one in plan_recipes(question):
+        for factor in (0.7, 1.42):  # a little farther than the next of a grid of √2
+            there = outcome_at(
+                one.recipe, one.mechanism, one.noise_multiplier, question.landscape,
+                factor * one.outcome.learning_rate,
+            )  # fmt: skip
+            assert there.loss > one.outcome.loss
+
+
+def test_no_planned_cohort_lies_at_an_edge_of_what_was_tried() -> None:
+    """A million people in few turns: the same mechanism in half the cohort, or twice, is not better by more than twice LEVEL."""
+    question = Question(users=1_000_000, epsilon=3.0, delta=1e-7, turns=5)
+    plain = next(one for one in plan_recipes(question) if one.kind == "dp-sgd, nothing secret")
+    assert plain.recipe.steps > 60
+    for factor in (0.5, 2):
+        other = replace(plain.recipe, steps=round(factor * plain.recipe.steps))
+        sigma = calibrate(DPSGD(), other.participation, epsilon=3.0, delta=1e-7).noise_multiplier
+        assert expected_outcome(other, DPSGD(), sigma, question.landscape).loss > 0.96 * plain.outcome.loss
+
+
+def test_more_rounds_than_usual_are_planned_where_they_are_allowed() -> None:
+    """Cohorts of at most ten in 60,000: 6000 rounds a turn."""
+    allowed = Question(users=60_000, epsilon=8.0, delta=1e-6, turns=1, max_cohort=10, max_rounds=6000, buffers=0)
+    assert {one.recipe.rounds for one in plan_recipes(allowed)} == {6000}
+
+
+@pytest.mark.parametrize("model", [None, LinearModel(classes=10, features=300)])
+def test_more_turns_never_end_with_more_loss(model: LinearModel | None) -> None:
+    """Of each kind, but for the part that theory holds for nothing; momentum makes three whole batches worse than two."""
+    least: dict[str, float] = {}
+    for turns in (1, 2, 3, 4, 5, 8):
+        for one in plan_recipes(Question(users=45_000, epsilon=3.0, delta=1e-5, turns=turns, model=model)):
+            assert one.outcome.loss <= (1 + LEVEL) * least.get(one.kind, math.inf)
+            least[one.kind] = min(one.outcome.loss, least.get(one.kind, math.inf))
 
 
 def test_the_typical_landscape_has_all_its_directions() -> None:
