@@ -19,7 +19,10 @@ from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.recipe import Recipe
 
 _FIRST, _LAST = 4, 28  # rates are tried at a progress of 2^(step/2), of these steps first
-_FURTHER, _FARTHEST = 8, 120  # steps that are added while the best rate is the first or last that was tried; and no more
+_FURTHER, _FARTHEST = (
+    8,
+    120,
+)  # steps that are added while the best rate is the first or last that was tried; and no more
 _UNSTABLE = 1e6
 
 

@@ -7,7 +7,7 @@ import pytest
 from cifar10_files import BATCHES, write_python
 
 from fedcgd_simulations.tasks import get_task
-from fedcgd_simulations.tasks.cifar10 import load, read_folder
+from fedcgd_simulations.tasks.cifar10 import find_files, load, read_files
 
 
 def write_binary(folder):
@@ -41,7 +41,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
     (tmp_path / "data" / "test_batch").write_bytes(pickle.dumps({b"data": Harm()}, protocol=2))
     with pytest.raises(pickle.UnpicklingError, match="no place in a file of images"):
-        read_folder(tmp_path / "data")
+        read_files(find_files(tmp_path / "data"))
 
 
 def test_a_truncated_binary_file_is_refused(tmp_path):
@@ -49,7 +49,7 @@ def test_a_truncated_binary_file_is_refused(tmp_path):
     path = tmp_path / "data" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="records of 3073 bytes, but has 30729 bytes"):
-        read_folder(tmp_path / "data")
+        read_files(find_files(tmp_path / "data"))
 
 
 def test_without_files_and_network_the_error_says_what_to_do(tmp_path):
