@@ -29,11 +29,15 @@ def decoded(name: str, sources: Iterable[Path], load: Callable[[], Data]) -> Dat
     """
     try:
         folder = cache_folder() / f"{name}-{_digest(sources)}"
-        if not folder.is_dir():
-            _write(load(), folder)
-        arrays = iter([mapped(folder / f"{part}-{array}.npy") for part, array in _PARTS])
-    except (OSError, RuntimeError):  # a full disk, a folder that others own, no home
+    except RuntimeError:  # no home
         return load()
+    if not folder.is_dir():
+        made = load()
+        try:
+            _write(made, folder)
+        except OSError:  # a full disk, or a folder that others own
+            return made
+    arrays = iter([mapped(folder / f"{part}-{array}.npy") for part, array in _PARTS])
     return Data(*(Examples(inputs, next(arrays)) for inputs in arrays))
 
 

@@ -21,7 +21,7 @@ from fedcgd_experiments.results import Results
 from fedcgd_experiments.study import Log
 from fedcgd_simulations.tasks import get_task
 
-pytestmark = pytest.mark.usefixtures("threads_as_they_were")
+pytestmark = pytest.mark.usefixtures("threads_as_they_were", "own_cache")
 
 
 @pytest.fixture
