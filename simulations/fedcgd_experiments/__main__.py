@@ -188,7 +188,7 @@ def plot_command(
     epsilon: Annotated[float, typer.Option(help="of the picture of accuracy against work")] = 1.0,
     format: Annotated[ImageFormat, typer.Option(help="of the files")] = ImageFormat.PNG,
 ) -> None:
-    """Draw what correlated noise gains (a heat map), accuracy against work, and running times if `runtime.jsonl` is there.
+    """Draw what correlated noise gains (a heat map) and accuracy against work; running times and λ where they were measured.
 
     Example: python -m fedcgd_experiments plot --results benchmarks/results --output benchmarks/results/plots
     """
@@ -199,6 +199,11 @@ def plot_command(
         "gains": lambda: plots.gains(found),
         "frontier": lambda: plots.frontier(found, epsilon),
         "runtime": lambda: plots.runtime_bars(timed),
+        **{
+            name: partial(plots.lambdas, Found.read(results, name))
+            for name in PAPER_STUDIES
+            if name.startswith(("figure-2", "figure-3", "figure-7")) and (results / f"{name}.jsonl").exists()
+        },
     }
     for name, draw in figures.items():
         path = output / f"{name}.{format.value}"
