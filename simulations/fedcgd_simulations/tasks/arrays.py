@@ -17,16 +17,16 @@ from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classif
 _VALIDATION, _TEST = 10, 5  # one in so many examples
 _HIDDEN = 64
 _FILES = (
-    "inputs.npy (examples, …) and labels.npy (whole numbers from 0), or data.csv with a header and a column `label`; if there are "
-    "any, users in users.npy or a column `user`, and test examples in test-inputs.npy and test-labels.npy, or test.csv"
+    "inputs.npy (examples, …) and labels.npy (whole numbers from 0), or data.csv with a header and a column `label`; if there "
+    "are any, users in users.npy or a column `user`, and test examples in test-inputs.npy and test-labels.npy, or test.csv"
 )
 
 
 def task(model: str | None, data_dir: Path | None) -> Task:
     """Classification of the examples in `data_dir`: softmax regression, or a network with a hidden layer (`mlp`).
 
-    Without test examples a fifth of the others is held out; a tenth of the rest is for validation. The number of classes, one more
-    than the largest label, is taken for public, as the number of examples is.
+    Without test examples a fifth of the others is held out; a tenth of the rest is for validation. The number of classes, one
+    more than the largest label, is taken for public, as the number of examples is.
     """
     loaded = cache(lambda: load(data_dir))
     factories = {"softmax": softmax_regression, "mlp": _network}
