@@ -39,7 +39,10 @@ _WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the
 
 _NEARLY = 1.2  # of the least loss: what theory may be wrong about
 
-_NEXT_TO_NOTHING = 0.97  # of the loss that can be won is left
+HOPELESS = 10.0
+"""A signal to noise below which nothing useful was learned."""
+_KEPT = ((30, 0, 35), (60, 5, 50), (120, 15, 80), (250, 40, 95), (1000, 40, 98), (2000, 75, 100))
+"""Below so much signal to noise, between so many percent of what a model gains over guessing without noise were kept."""
 
 _MUCH = 0.9  # of the loss: what twice the work should bring
 
@@ -149,28 +152,47 @@ def _tried(question: Question, progress: Progress) -> list[PlannedRecipe]:
 
 
 def is_hopeless(ranked: Sequence[PlannedRecipe]) -> bool:
-    """Whether theory expects even the best recipe to win next to nothing.
+    """Whether the noise hides all there is to learn, in each recipe.
 
     Args:
         ranked: what `plan_recipes` returned.
     """
-    return ranked[0].outcome.loss >= _NEXT_TO_NOTHING
+    return all(one.outcome.signal_to_noise < HOPELESS for one in ranked)
+
+
+def expectation(planned: PlannedRecipe) -> str:
+    """What signal and noise of a recipe let expect, in a sentence; a warning where the noise wins.
+
+    The ranges are those of six sets with 10 to 1260 users (docs/guides/planning.md), linear models and networks.
+    """
+    found = planned.outcome.signal_to_noise
+    low, high = next(((low, high) for below, low, high in _KEPT if found < below), (90, 100))
+    kept = (
+        f"Signal to noise {as_ratio(found)}: with as much, models kept {low} to {high} % of the accuracy that they gain over guessing "
+        f"without noise. Without noise, descent would leave {as_part(planned.outcome.unlearned)} of the loss."
+    )
+    return f"Warning: the noise wins. {kept} More users, or a larger ε, help." if found < _KEPT[0][0] else kept
 
 
 def recommended(ranked: Sequence[PlannedRecipe]) -> PlannedRecipe:
-    """The first; of correlated noise and DP-SGD that are as good, DP-SGD, unless it alone needs a secret.
+    """The best; of those that are as good the simplest: DP-SGD, unless it alone needs a secret, then λ-CGD, then others.
 
     Args:
         ranked: what `plan_recipes` returned.
     """
     correlated, plain = _best(ranked, correlated=True), _best(ranked, correlated=False)
-    if correlated is None or plain is None or abs(_gain(correlated, plain)) >= LEVEL:
-        return ranked[0]
+    if correlated is None or plain is None:
+        return correlated or plain or ranked[0]
+    if abs(_gain(correlated, plain)) >= LEVEL:
+        return correlated if _loss(correlated) < _loss(plain) else plain
     return correlated if _keeps_less(correlated, plain) else plain
 
 
 def _best(ranked: Sequence[PlannedRecipe], *, correlated: bool) -> PlannedRecipe | None:
-    return next((one for one in ranked if one.correlated == correlated), None)
+    """Of those of its kind that are as good as the first: what keeps nothing secret, then λ-CGD, then the first."""
+    kind = [one for one in ranked if one.correlated == correlated]
+    level = [one for one in kind if _gain(kind[0], one) < LEVEL]
+    return min(level, key=lambda one: (one.recipe.sampling != "none", one.mechanism.name != "lambda-cgd"), default=None)
 
 
 def _gain(one: PlannedRecipe, other: PlannedRecipe) -> float:
@@ -206,15 +228,10 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
         ranked: what `plan_recipes` returned.
     """
     if is_hopeless(ranked):
-        left = ranked[0].outcome.loss
-        expected = (
-            f"to end with more loss than it began with ({left:.3g} times as much, at best)"
-            if left >= 1
-            else f"to leave at least {left:.1%} of the loss that can be won"
-        )
+        most = max(one.outcome.signal_to_noise for one in ranked)
         return (
-            f"Nothing useful is to be expected at this budget: theory expects every recipe {expected}. What helps: more users, a "
-            "larger ε, or a smaller model."
+            f"Nothing useful is to be expected at this budget: the signal is at most {most:.2g} times the noise, and below "
+            f"{HOPELESS:g} models learned next to nothing. What helps: more users, or a larger ε."
         )
     correlated, plain = _best(ranked, correlated=True), _best(ranked, correlated=False)
     if correlated is None:
@@ -235,6 +252,11 @@ def _left(one: PlannedRecipe) -> str:
     recipe = one.recipe
     who = recipe.who if recipe.steps == 1 or recipe.sampling == "none" else f"secret: {recipe.sampling}"
     return f"{one.mechanism.name} ({who}) leaves {as_part(one.outcome.loss)} of the loss"
+
+
+def as_ratio(signal_to_noise: float) -> str:
+    """A whole number, or two digits where it is small."""
+    return f"{signal_to_noise:.0f}" if signal_to_noise >= 10 else f"{signal_to_noise:.2g}"
 
 
 def as_part(loss: float) -> str:

@@ -34,13 +34,23 @@ class Outcome:
         learning_rate: the best one for updates clipped to norm 1: divide it by the clip norm.
         progress: how far a gradient that stays the same moves the model in all, at that rate.
         noise: the standard deviation of one coordinate of the last model in a flat direction, at that rate.
-        loss: what is left of the loss that can be won, with what the noise adds, as a part of what can be won.
+        unlearned: what descent without noise would leave of the loss that can be won, as a part of it.
+        loss: what is left of it with the noise.
     """
 
     learning_rate: float
     progress: float
     noise: float
+    unlearned: float
     loss: float
+
+    @property
+    def signal_to_noise(self) -> float:
+        """How far a gradient of norm 1 moves the model, over how far noise moves a weight: the same at any rate, for any model.
+
+        With the whole batch in each round it is users/σ, σ the noise of one release at the budget.
+        """
+        return self.progress / self.noise if self.noise else math.inf
 
 
 def expected_outcome(recipe: Recipe, mechanism: Mechanism, noise_multiplier: float, landscape: Landscape) -> Outcome:
@@ -89,11 +99,11 @@ def _outcomes(
     recipe: Recipe, mechanism: Mechanism, sigma: float, landscape: Landscape, rates: tuple[float, ...]
 ) -> list[Outcome]:
     """That at each first learning rate."""
-    losses, noises = _losses(recipe, mechanism, sigma, landscape, rates)
+    losses, unlearned, noises = _losses(recipe, mechanism, sigma, landscape, rates)
     unit = unit_progress(recipe)
     return [
-        Outcome(rate, rate * unit, math.sqrt(float(noise)), float(loss))
-        for rate, loss, noise in zip(rates, losses, noises, strict=True)
+        Outcome(rate, rate * unit, math.sqrt(float(noise)), float(bias), float(loss))
+        for rate, loss, bias, noise in zip(rates, losses, unlearned, noises, strict=True)
     ]
 
 
@@ -105,8 +115,8 @@ def unit_progress(recipe: Recipe) -> float:
 
 def _losses(
     recipe: Recipe, mechanism: Mechanism, sigma: float, landscape: Landscape, rates: tuple[float, ...]
-) -> tuple[Vector, Vector]:
-    """(expected loss, variance of the last model in a flat direction) at each first learning rate."""
+) -> tuple[Vector, Vector, Vector]:
+    """(expected loss, that without noise, variance of the last model in a flat direction) at each first learning rate."""
     curvatures = np.concatenate([[0.0], landscape.eigenvalues])
     left, weights = _last_model(
         recipe.rounds, recipe.workload.rates(recipe.rounds).tobytes(), recipe.momentum, rates, curvatures.tobytes()
@@ -119,10 +129,10 @@ def _losses(
         drawn = np.einsum("ij,ij->j", weights, weights).reshape(shape)
         spread = 0.0 if recipe.steps == 1 else 1 / (recipe.cohort * landscape.counts.sum())
         start = landscape.counts * landscape.energies
-        loss = left.reshape(shape)[:, 1:] ** 2 @ start
-        loss += (variance + spread * drawn)[:, 1:] @ (landscape.counts * landscape.eigenvalues)
-        loss /= start.sum()
-    return np.where(np.isfinite(loss), loss, np.inf), variance[:, 0]
+        unlearned = left.reshape(shape)[:, 1:] ** 2 @ start
+        loss = unlearned + (variance + spread * drawn)[:, 1:] @ (landscape.counts * landscape.eigenvalues)
+    finite = np.where(np.isfinite(loss), loss, np.inf)
+    return finite / start.sum(), unlearned / start.sum(), variance[:, 0]
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@
     python -m fedcgd_experiments.planner_trial table benchmarks/results/planner.jsonl
     python -m fedcgd_experiments.planner_trial curve benchmarks/results/planner-digits.json
     python -m fedcgd_experiments.planner_trial cnn benchmarks/results/planner-digits-cnn.json
+    python -m fedcgd_experiments.planner_trial noise benchmarks/results/planner-noise.jsonl
 
 Softmax regression and small networks, for examples and for people, many learning rates, mechanisms and seeds at once
 (`batched_descent`). The noise is that of each mechanism at its σ, from a seeded generator: no key, no lattice. `--device cuda` is
@@ -214,7 +215,9 @@ def model_of(data: Set) -> LinearModel | None:
     """What the plan may know of a linear model."""
     if data.hidden:
         return None
-    return LinearModel(classes=data.classes, features=data.x[0].shape[-1] - 1, centred=data.name not in UNCENTRED)
+    return LinearModel(
+        classes=data.classes, features=data.x[0].shape[-1] - 1, mean_share=0.9 if data.name in UNCENTRED else 0.0
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -533,6 +536,33 @@ def cnn_command(out: Path) -> None:
         rows.append({"epsilon": epsilon, "recipe": asdict(recipe), "rate": rate, "test": test})
         print(epsilon, recipe, f"{100 * np.mean(test):.1f} %", flush=True)
     out.write_text(json.dumps(rows) + "\n", encoding="utf-8")
+
+
+@app.command("noise")
+def noise_command(out: Path) -> None:
+    """How much of what a model gains over guessing is kept, against the signal to noise of its plan, with few users.
+
+    Without noise is the best of three rates at ε = 1000.
+    """
+    rows = []
+    for name, users in product(("digits", "five", "blobs", "wide", "digits+net", "five+net"), (10, 30, 100, 300, 1000)):
+        whole = load(name)
+        data = replace(whole, x=(whole.x[0][:users], *whole.x[1:]), y=(whole.y[0][:users], *whole.y[1:]))
+        question = Question(users=users, epsilon=1000.0, delta=DELTA, turns=10, model=model_of(whole))
+        guessing = float(np.bincount(data.y[2]).max()) / len(data.y[2])
+        loud = planner.recommended(planner.plan_recipes(question))
+        rates = [(loud.recipe, factor * loud.outcome.learning_rate) for factor in (0.3, 1, 3)]
+        best = float(trained(data, rates, 1000.0, TEST_SEEDS[:3], "cpu")[:, :, 1].mean(axis=1).max())
+        for epsilon in (0.3, 1.0, 3.0, 8.0):
+            one = planner.recommended(planner.plan_recipes(replace(question, epsilon=epsilon)))
+            run = [(one.recipe, one.outcome.learning_rate)]
+            test = float(trained(data, run, epsilon, TEST_SEEDS[:10], "cpu")[0, :, 1].mean())
+            rows.append(
+                {"set": name, "users": users, "epsilon": epsilon, "recipe": asdict(one.recipe),
+                 "signal_to_noise": round(one.outcome.signal_to_noise, 2), "guessing": round(guessing, 4),
+                 "without_noise": round(best, 4), "test": round(test, 4)}
+            )  # fmt: skip
+        out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @app.command("table")
