@@ -41,7 +41,8 @@ _NEARLY = 1.2  # of the least loss: what theory may be wrong about
 
 HOPELESS = 10.0
 """A signal to noise below which nothing useful was learned."""
-_KEPT = ((30, 0, 35), (60, 5, 50), (120, 15, 80), (250, 40, 95), (1000, 40, 98), (2000, 75, 100))
+_WARNING = 30.0  # a signal to noise below which the noise wins
+_KEPT = ((HOPELESS, 0, 20), (_WARNING, 0, 40), (60, 0, 50), (120, 15, 80), (250, 40, 100), (1000, 60, 100))
 """Below so much signal to noise, between so many percent of what a model gains over guessing without noise were kept."""
 
 _MUCH = 0.9  # of the loss: what twice the work should bring
@@ -163,15 +164,15 @@ def is_hopeless(ranked: Sequence[PlannedRecipe]) -> bool:
 def expectation(planned: PlannedRecipe) -> str:
     """What signal and noise of a recipe let expect, in a sentence; a warning where the noise wins.
 
-    The ranges are those of six sets with 10 to 1260 users (docs/guides/planning.md), linear models and networks.
+    The ranges are those of six sets with 10 to 1000 users (docs/guides/planning.md), linear models and networks.
     """
     found = planned.outcome.signal_to_noise
-    low, high = next(((low, high) for below, low, high in _KEPT if found < below), (90, 100))
+    low, high = next(((low, high) for below, low, high in _KEPT if found < below), (80, 100))
     kept = (
-        f"Signal to noise {as_ratio(found)}: with as much, models kept {low} to {high} % of the accuracy that they gain over guessing "
-        f"without noise. Without noise, descent would leave {as_part(planned.outcome.unlearned)} of the loss."
+        f"Signal to noise {as_ratio(found)}: with as much, models kept {low} to {high} % of what they gain over guessing without "
+        f"noise. Without noise, descent would leave {as_part(planned.outcome.unlearned)} of the loss."
     )
-    return f"Warning: the noise wins. {kept} More users, or a larger ε, help." if found < _KEPT[0][0] else kept
+    return f"Warning: the noise wins. {kept} More users, or a larger ε, help." if found < _WARNING else kept
 
 
 def recommended(ranked: Sequence[PlannedRecipe]) -> PlannedRecipe:
@@ -244,7 +245,13 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     if gain < LEVEL:
         level = "as good" if gain > -LEVEL else "better"
         return f"Correlated noise brings nothing here, DP-SGD is {level}: {_left(plain)}, and {_left(correlated)}."
-    return f"Correlated noise helps: {_left(correlated)}, and the best {_left(plain)}."
+    return f"Correlated noise helps: {_left(correlated)}, and the best {_left(plain)}.{_simpler(ranked, correlated)}"
+
+
+def _simpler(ranked: Sequence[PlannedRecipe], chosen: PlannedRecipe) -> str:
+    """What λ-CGD, the simplest correlated noise, leaves where another was chosen; a sentence, or nothing."""
+    found = next((one for one in ranked if one.mechanism.name == "lambda-cgd"), chosen)
+    return "" if chosen.mechanism.name == "lambda-cgd" or found is chosen else f" The simplest, {_left(found)}."
 
 
 def _left(one: PlannedRecipe) -> str:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvgM
+from matplotlib.figure import Figure
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.cli import app
+from fedcgd.cli.plan import _frontier, draw
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, matrix
 from fedcgd.optimisation import catalogue
 from fedcgd.planning import (
@@ -354,7 +356,8 @@ def test_where_the_noise_wins_a_warning_says_so() -> None:
     assert expectation(chosen).startswith("Warning: the noise wins. Signal to noise ")
     enough = recommended(plan_recipes(replace(few, users=2000, epsilon=4.0, delta=1e-5)))
     assert re.match(
-        r"Signal to noise \d+: with as much, models kept \d\d to \d+ % of the accuracy", expectation(enough)
+        r"Signal to noise \d+: with as much, models kept \d\d to \d+ % of what they gain over guessing",
+        expectation(enough),
     )
 
 
@@ -481,6 +484,21 @@ def test_json_and_picture(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "frontier.svg").read_text()
 
 
+def test_the_picture_says_what_it_is_of_and_no_curve_rises(monkeypatch) -> None:
+    figure = Figure()
+    monkeypatch.setattr("fedcgd.cli.plan.drawn", lambda *_: contextlib.nullcontext(figure))
+    question = Question(users=45_000, epsilon=3.0, delta=1e-5, turns=3, model=LinearModel(classes=10, features=300))
+    curves = _frontier(question, lambda _: None)
+    draw(Path("some.svg"), question, curves)
+    [axes] = figure.axes
+    assert axes.get_title() == "45000 users, ε = 3, δ = 1e-05 (zero out one user)"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "3"]
+    assert {line.get_label() for line in axes.lines} == set(curves)
+    assert len(curves) == 4
+    for line in axes.lines:
+        assert (np.diff(line.get_ydata()) <= 0).all()
+
+
 def test_a_spectrum_is_not_called_public_silently(tmp_path: Path) -> None:
     path = tmp_path / "spectrum.json"
     Spectrum.of([0.5, 0.1, 0.02]).save(path)
@@ -570,7 +588,9 @@ def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -
     )
     assert recommended([bands, lam]) is lam  # the simpler
     assert verdict([bands, lam, with_loss(plain, 0.11)]).startswith("Correlated noise helps: lambda-cgd")
-    assert recommended([bands, with_loss(lam, 0.103), with_loss(plain, 0.2)]) is bands
+    worse = [bands, with_loss(lam, 0.103), with_loss(plain, 0.2)]
+    assert recommended(worse) is bands
+    assert verdict(worse).endswith("The simplest, lambda-cgd (nothing secret) leaves 0.103 of the loss.")
     secret = replace(level, recipe=replace(plain.recipe, sampling="poisson"))
     assert recommended([better, secret]) is better  # one secret less
     assert "needs no secret" in verdict([better, secret])
