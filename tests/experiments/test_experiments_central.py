@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from oracles_softmax import train_softmax as by_hand
 from plans import make_plan
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan, calibrate
 from fedcgd.clipping.flat_models import flatten
@@ -54,7 +54,7 @@ def test_a_point_trains_what_is_written_down_by_hand() -> None:
     """The engine's batches, and gradients by hand."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data, plan = task.load(), plan_of(POINT, 1e-9)
-    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, ReleaseTracker(plan, "", 1 / 9))
+    batches = RoundBatches(plan.participation, 1260, 9, lambda _: key.choices, ReleaseTracker(plan, "", 1 / 9))
     expected = by_hand(
         plan, data.train, [batches.batch(t) for t in range(18)], key=key.noise, learning_rate=2.0, planned_cohort=140
     )[-1]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from flwr.serverapp.strategy import FedAvgM
 from matplotlib.figure import Figure
 from torch.utils.data import DataLoader
-from typer.testing import CliRunner
 
 from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.cli import app

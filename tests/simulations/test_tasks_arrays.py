@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedcgd_experiments.__main__ import app
 from fedcgd_simulations.partitions import partition
