@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fedcgd.accounting.shares import NoiseShares
-from fedcgd.keepers.record import record_file
+from fedcgd.keepers.record import Record, record_file
 from fedcgd.keepers.tls import Tls
 from fedcgd.noise.keys import NoiseKey
 
@@ -174,13 +174,16 @@ class KeeperKey:
 
         Args:
             path: the file, which only its owner may read.
-            create: whether a key is made there if there is none, with an empty record beside it.
+            create: whether a key is made there if there is none, with its record beside it.
 
         Raises:
             ValueError: if others may read the file, or if it does not hold a key.
             FileNotFoundError: if there is none, and `create` is False.
         """
-        return KeeperKey(NoiseKey.from_file(path, create=create, runs=record_file(path)))
+        key = KeeperKey(NoiseKey.from_file(path, create=create, runs=record_file(path)))
+        if key.noise.made is not None:
+            Record.open(record_file(path), key.card("any").fingerprint).close()
+        return key
 
     @staticmethod
     def simulation(simulation_seed: int, number: int) -> "KeeperKey":

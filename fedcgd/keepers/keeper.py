@@ -99,18 +99,17 @@ class Keeper(Closable):
             keepers: those of the run, of which this is one.
 
         Raises:
-            ValueError: if the key belongs to none of `keepers`, others may read it, or its record is lost.
+            ValueError: if the key belongs to none of `keepers`, if others may read it or write its record, and if that is lost,
+                emptied or another key's.
             FileNotFoundError: if there is no key file.
         """
         key = KeeperKey.from_file(key_file)
         card = keepers.card_of(key)
-        try:
-            key.noise.check_register()
-        except ValueError:
+        if problem := key.noise.record_problem("the record of what this keeper has opened"):
             raise ValueError(
-                f"{record_file(key_file)}, the record of what this keeper has opened, is not there: without it a round could be "
-                "opened twice. Put it back; if it is lost, this key serves no run any more"
-            ) from None
+                f"{problem}: without it a round could be opened twice. Put it back; if it is lost, this key serves no run any "
+                "more"
+            )
         return cls(key, Record.open(record_file(key_file), card.fingerprint), card)
 
     @classmethod

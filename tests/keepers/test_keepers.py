@@ -396,6 +396,7 @@ def test_a_record_belongs_to_its_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every key has a record of its own"):
         Record.open(tmp_path / "record", "two")
     (tmp_path / "text").write_text("no database, and long enough not to be taken for an empty one" * 20)
+    (tmp_path / "text").chmod(0o600)
     with pytest.raises(ValueError, match="is not a keeper's record"):
         Record.open(tmp_path / "text", "one")
     with pytest.raises(ValueError, match="there is no keeper's record"):

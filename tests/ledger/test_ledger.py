@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -544,11 +545,18 @@ def test_a_keepers_record_is_no_ledger(path):
         verify(path)
 
 
-def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(path):
-    path.write_bytes(b"")
-    path.chmod(0o600)
+def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(path, monkeypatch):
+    """And that is no empty one: whoever emptied a ledger would have its first round again."""
+    with monkeypatch.context() as killed:
+        killed.setattr("fedcgd.ledger.transactions.transaction", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            opened(path)
+    assert path.stat().st_size
     with opened(path) as ledger:
         assert ledger.resume().round == 0
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="is not a ledger: it is empty"):
+        opened(path)
 
 
 def test_user_ids_may_be_any_text(path):
