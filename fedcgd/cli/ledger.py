@@ -13,6 +13,7 @@ from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.cli.options import JsonOption
 from fedcgd.cli.printing import (
     EXIT_PROBLEMS,
+    MOST_SHOWN,
     console,
     key_value_table,
     note,
@@ -27,6 +28,7 @@ from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
+from fedcgd.untrusted import clean
 
 app = typer.Typer(
     cls=CarefulGroup,
@@ -102,7 +104,7 @@ def verify(
         print_json(verification.to_description())
     else:
         for name, value in _promised(verification):
-            console.print(f"{name}: {value}", soft_wrap=True)
+            console.print(f"{name}: {escape(clean(value, MOST_SHOWN))}", soft_wrap=True)
         if verification.forwards_client_metrics:
             note("Not private", NOT_COVERED)
         for text in verification.adopted:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from fedcgd.accounting.shares import NoiseShares
 from fedcgd.keepers.record import Record, record_file
 from fedcgd.keepers.tls import Tls
+from fedcgd.ledger.openings import MOST_KEEPERS
 from fedcgd.noise.keys import NoiseKey
 
 _TOO_OLD = "keepers need cryptography 50 or later, for HPKE with ML-KEM: pip install --upgrade cryptography"
@@ -39,7 +40,6 @@ SEALED_BYTES = 1168
 _MLKEM_SEED, _MLKEM_PUBLIC, _X25519 = 64, 1184, 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})")
-_MOST_KEEPERS = 64
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,8 @@ class Keepers:
     tls: Tls | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.cards) <= _MOST_KEEPERS:
-            raise ValueError(f"there must be 1 to {_MOST_KEEPERS} keepers, got {len(self.cards)}")
+        if not 1 <= len(self.cards) <= MOST_KEEPERS:
+            raise ValueError(f"there must be 1 to {MOST_KEEPERS} keepers, got {len(self.cards)}")
         for what in ("name", "public_key"):
             if len({getattr(card, what) for card in self.cards}) < len(self.cards):
                 raise ValueError(f"two keepers have the same {what}: each is a party of its own")

@@ -9,6 +9,7 @@ from typing import Self
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from fedcgd.keepers.agreement import Agreement
@@ -19,6 +20,7 @@ from fedcgd.ledger.transactions import MEMORY, Closable
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Lattice, add_noise
+from fedcgd.untrusted import clean
 
 __all__ = ["Keeper", "Opening", "Refusal", "RefusedError", "UnreadableError", "share_terms"]
 
@@ -56,6 +58,9 @@ class Refusal:
 
     reason: str
     unreadable: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", clean(self.reason))  # it goes into logs and ledgers of others
 
 
 class UnreadableError(RefusedError):
@@ -205,9 +210,14 @@ class Keeper(Closable):
             bound = np.frombuffer(asked.list_hash + asked.sealed_hash, np.uint8)
             return self._key.noise.nonce_of(agreement.stream, bound, earlier=earlier, attempt=opening.attempt)
 
+        try:
+            share = np.zeros(agreement.size, np.int64)  # first: a round without an answer would be spent
+        except MemoryError:
+            raise RefusedError(f"this keeper has no memory for {agreement.size} coordinates") from None
         agreed = json.dumps(agreement.to_description())
         opened = self._record.write(agreement.context, agreed, asked, nonce_of)
-        answer = residues_of(self._share(agreement, opened), agreement.bits)
+        self._add_share(share, agreement, opened)
+        answer = residues_of(share, agreement.bits)
         subtract_masks(answer, readable)
         return answer
 
@@ -245,14 +255,12 @@ class Keeper(Closable):
             return None
         return seed if len(seed) == SEED_BYTES else None
 
-    def _share(self, agreement: Agreement, opened: Opened) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _add_share(self, share: NDArray[np.int64], agreement: Agreement, opened: Opened) -> None:
         mechanism, rounds = agreement.plan.mechanism, agreement.plan.participation.rounds
         earlier = self._record.before(opened, mechanism.inverse_bandwidth(rounds) - 1)
         terms = share_terms(mechanism, rounds, opened.round, opened.nonce, earlier)
-        share = np.zeros(agreement.size, np.int64)
         stream = NoiseStream(self._key.noise.noise_of(agreement.stream))
         add_noise(share, stream, terms, agreement.share_stddev, Lattice(agreement.step))
-        return share
 
 
 def share_terms(

@@ -2,14 +2,14 @@
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fedcgd.files import check_record
 from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.records import check_record, check_tables, read_only
+from fedcgd.untrusted import MalformedError
 
 FORMAT = 3
 
@@ -237,13 +237,14 @@ def read(path: Path | str) -> Recorded:
     if not path.is_file():
         raise ValueError(f"there is no keeper's record at {path}")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
+        with read_only(path) as connection:
+            check_tables(connection, _SCHEMA)
             written, created, fingerprint, context, agreement = connection.execute(
                 "SELECT format, created, key_fingerprint, context, agreement FROM run"
             ).fetchone()
             _check_format(path, written)
             return Recorded(created, fingerprint, context, agreement, _openings(connection))
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, MalformedError) as error:
         raise ValueError(f"{path} cannot be read as a keeper's record: {error}") from error
 
 

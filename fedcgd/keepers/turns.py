@@ -5,11 +5,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Self
 
-from fedcgd.files import check_record
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.record import RefusedError
 from fedcgd.ledger.participation_counter import USERS, ParticipationCounter
 from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
+from fedcgd.records import check_record
 
 _FORMAT = 1
 

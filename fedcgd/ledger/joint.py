@@ -13,6 +13,7 @@ from fedcgd.ledger.registry import RegisteredRun, read_register, register_beside
 from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.verification import NO_REGISTER, compare_model_file, verify_records
 from fedcgd.numeric import so_many
+from fedcgd.untrusted import clean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ def unnamed_runs(runs: Sequence[RecordedRun], register: Path | None) -> list[Reg
 
 def told(unnamed: Sequence[RegisteredRun]) -> str:
     """That a register knows of these runs and nobody has named them."""
-    ledgers = ", ".join(f"{one.ledger} ({so_many(one.released, 'round', 'rounds')})" for one in unnamed[:_TOLD])
+    ledgers = ", ".join(f"{clean(one.ledger)} ({so_many(one.released, 'round', 'rounds')})" for one in unnamed[:_TOLD])
     more = f", and {len(unnamed) - _TOLD} more" if len(unnamed) > _TOLD else ""
     return (
         f"a key's register knows of {so_many(len(unnamed), 'run that is', 'runs that are')} not named: {ledgers}{more}"

@@ -2,15 +2,16 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcgd.files import check_record, make_record, record_name
 from fedcgd.ledger.store import reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.numeric import so_many
+from fedcgd.records import check_record, check_tables, make_record, read_only, record_name
+from fedcgd.untrusted import MalformedError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -61,11 +62,13 @@ def read_register(path: Path) -> list[RegisteredRun]:
     except ValueError as error:
         raise ValueError(f"{path}, a register of a key's runs, {error}") from error
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
+        with read_only(path) as connection:
+            check_tables(connection, _SCHEMA)
             if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'runs'").fetchone():
                 return []  # made with its key, before the first run
-            return [RegisteredRun(*row) for row in connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY begun")]  # noqa: S608
-    except sqlite3.DatabaseError as error:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY begun")  # noqa: S608
+            return [RegisteredRun(*row) for row in rows]
+    except (sqlite3.DatabaseError, MalformedError) as error:
         raise ValueError(f"{path} cannot be read as the register of a key's runs: {error}") from error
 
 

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedcgd.files import check_record
 from fedcgd.ledger import attempts, model_file, openings, settings
 from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.participation_counter import ParticipationCounter
@@ -23,6 +22,7 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.plan import Plan
+from fedcgd.records import check_record
 
 
 @dataclass(frozen=True)
