@@ -38,15 +38,15 @@ def _shown(character: str) -> str:
     return "\ufffd" if unicodedata.category(character)[0] == "C" else character
 
 
-def inflate(packed: bytes, most: int) -> bytes:
-    """What zlib packed, at most so many bytes. Raises MalformedError if there is more, or if it cannot be unpacked."""
+def inflate(packed: bytes, most: int, what: str) -> bytes:
+    """What zlib packed, at most so many bytes. Raises MalformedError if `what` has more, or cannot be unpacked."""
     inflater = zlib.decompressobj()
     try:
         found = inflater.decompress(packed, most + 1)
     except zlib.error as error:
-        raise MalformedError(f"what was packed cannot be unpacked: {error}") from error
+        raise MalformedError(f"{what} cannot be unpacked: {error}") from error
     if len(found) > most or not inflater.eof:
-        raise MalformedError(f"what was packed is cut off, or has more than {most} bytes")
+        raise MalformedError(f"{what} cannot be unpacked: it is cut off, or has more than {most} bytes")
     return found
 
 
@@ -114,7 +114,7 @@ class Optional:
 
 def _conform_mapping(value: Any, form: Mapping[Any, Any], what: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise MalformedError(f"{what} is {clean(repr(value), 60)}, and must be names with values")
+        raise MalformedError(f"{what} is {clean(repr(value), 60)}, and must be a JSON object")
     others = form.get(str)
     if others is None and (unknown := sorted(value.keys() - form.keys())):
         raise MalformedError(f"{what} has {clean(unknown[0], 60)!r}, which is not known")
@@ -149,7 +149,7 @@ def _told(form: Any) -> str:
         return "a list"
     if isinstance(form, tuple):
         return " or ".join(map(_told, form))
-    return _WORDS.get(form, "names with values")
+    return _WORDS.get(form, "a JSON object")
 
 
 _WORDS = {

@@ -147,7 +147,7 @@ def _read(path: Path) -> RecordedRun:
         run = stored_run(connection)
         nonces = nonces_of(connection)
         users = frozenset(user for (user,) in connection.execute("SELECT user FROM users"))
-    plan, settings, stream_id = Plan.from_description(run.planned), run.settings, run.stream_id
+        plan, settings, stream_id = Plan.from_description(run.planned), run.settings, run.stream_id
     released = len(nonces)
     return RecordedRun(
         name=str(path),

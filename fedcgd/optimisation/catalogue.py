@@ -355,7 +355,7 @@ def _unpacked(band: str, shape: Sequence[int]) -> Matrix:
     size = math.prod(shape)
     if len(shape) != np.ndim([[]]) or min(shape) < 1 or size > _MOST_ENTRIES:
         raise MalformedError(f"a band has two sizes and at most {_MOST_ENTRIES} entries, got {list(shape)[:3]}")
-    packed = inflate(base64.b64decode(band, validate=True), 8 * size)
+    packed = inflate(base64.b64decode(band, validate=True), 8 * size, "a band")
     if len(packed) != 8 * size:
         raise MalformedError(f"a band of shape {list(shape)} has {8 * size} bytes, got {len(packed)}")
     return np.frombuffer(packed, "<f8").reshape(shape)
