@@ -48,7 +48,7 @@ from fedcgd.quadratic import Quadratic
 from fedcgd.untrusted import MalformedError, Optional, conform, inflate, parse_json
 
 _MOST_ENTRIES = 2**24  # of a matrix that is read: four times as many as `dense` makes
-_FORMAT = 5  # raise it when an optimiser changes, so that older results are found no more
+_FORMAT = 6  # raise it when an optimiser changes, so that older results are found no more
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def test_a_round_that_there_is_no_memory_for_is_not_spent(monkeypatch: pytest.Mo
     keepers = Keepers.simulation(7, 1, colluding=0)
     agreement = agree(make_plan(LambdaCGD(0.9), ROUNDS), size=SIZE, keepers=keepers, run="r", users=60)
     with Keeper.simulation(keepers, 0) as one:
-        sent = [mask(np.arange(SIZE), agreement, round=0, attempt=0, present=keepers.names)]
+        sent = [mask(np.arange(SIZE), agreement, round=0, attempt=0, present=keepers.names) for _ in range(2)]
         opening = opening_for(one, sent)
 
         def full(*_: object) -> None:
