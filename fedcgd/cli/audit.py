@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedcgd.accounting import calibrate
+from fedcgd.accounting.amplified import without_sampling
 from fedcgd.accounting.guarantee import ADJACENCY, check_noise_multiplier
-from fedcgd.accounting.profile import without_sampling
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
 from fedcgd.audit.coins import COINS
 from fedcgd.audit.paths import audit_key, server_release

@@ -45,7 +45,7 @@ class PlanOptions:
 
     Only public numbers go in, so that the answer costs no privacy. A --spectrum or --proxy of private data would make ε wrong.
 
-    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred
+    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred 0.9
     """
 
     users: Annotated[int, Option(help="Examples, or people where a person is what is protected. A public number.")]
@@ -82,8 +82,11 @@ class PlanOptions:
         Option(help="Inputs of the linear model, the bias not counted; examples are scaled to norm 1."),
     ] = None
     uncentred: Annotated[
-        bool, Option("--uncentred", help="The inputs have a mean far from zero, as raw pixels have.")
-    ] = False
+        float,
+        Option(
+            help="The part that the inputs' mean has of their square norm: 0 if standardised, 0.7 to 0.9 for raw pixels."
+        ),
+    ] = 0.0
     hidden_layers: Annotated[
         int | None,
         Option(

@@ -283,7 +283,8 @@ def participation_of(
     """
     if bands is not None and bands > rounds >= 1:
         raise ValueError(
-            f"the mechanism has {bands} bands, and a run of {rounds} rounds has use for {rounds} at most: write {rounds}, or fewer"
+            f"the mechanism has {bands} bands, and a run of {rounds} rounds has use for {rounds} at most: "
+            f"write {rounds}, or fewer"
         )
     if not warm and sampling != "b-min-sep":
         raise ValueError(f"--cold-start is for b-min-sep sampling, not for {sampling}; leave it out")
