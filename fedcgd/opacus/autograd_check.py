@@ -46,7 +46,7 @@ class AutogradCheck:
             return
         off, sizes, halves = [], [], False
         for rows, gradients in zip(passes, noted, strict=True):
-            total = -sum(gradient.to_dense().reshape(-1).double() for gradient in gradients[-count:])
+            total = -torch.stack([gradient.to_dense().reshape(-1).double() for gradient in gradients[-count:]]).sum(0)
             size = 0.0
             for row in rows:
                 if row.examples:

@@ -13,6 +13,7 @@ from opacus.grad_sample.gsm_base import AbstractGradSampleHooks
 from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN, RNNLinear
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import refuse_odd, unlike_alone
 from fedcgd.opacus.collation import check_collation
@@ -331,7 +332,10 @@ class BatchLook:
         odd: list[str] = []
         before = {name: p.grad for name, p in parameters.items()}
         found: dict[str, Tensor] = {}
-        handles = [p.register_hook(partial(_add_under, found, name)) for name, p in parameters.items()]
+        handles: list[RemovableHandle] = [
+            p.register_hook(partial(_add_under, found, name))  # type: ignore[no-untyped-call]
+            for name, p in parameters.items()
+        ]
         batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, self._batch)
         try:
             hooks.enable_hooks()
@@ -543,7 +547,7 @@ def _changed_by_length(one: list[_Seen], other: list[_Seen], rows: int, replaced
                 seen.values[tuple(slice(n - size, n) for n, size in zip(seen.values.shape, sizes, strict=True))]
                 for seen in (a, b)
             ]
-            if all(others_changed(*end, dim, replaced, spread) for end in (fronts, backs)):
+            if all(others_changed(x, y, dim, replaced, spread) for x, y in (fronts, backs)):
                 yield a
 
 
