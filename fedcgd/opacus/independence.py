@@ -35,6 +35,8 @@ from fedcgd.opacus.probing import (
 RECURRENT = (DPRNN, DPLSTM, DPGRU)
 _REPEATS = 2
 _REPEATS_WHEN_SUSPECTED = 8
+_TURNED = 3
+"""So many batches are followed on the way back: the others differ by lengths, which the way forward shows."""
 _OUTPUT = "the output"
 _ROUNDING_BY_LENGTH, _ROUNDING_OF_HALVES = 1e-4, 5e-3  # a 16th of what a row may be off, in parts of its largest number
 
@@ -398,7 +400,7 @@ class BatchLook:
             return next(changed, len(found))
 
         usual = spread(_REPEATS)
-        suspects = [replaced for replaced in range(len(self._replaced)) if first(replaced, usual) < len(found)]
+        suspects = [i for i in range(min(_TURNED, len(self._replaced))) if first(i, usual) < len(found)]
         if not suspects:
             return len(found)
         usual = max(usual, spread(_REPEATS_WHEN_SUSPECTED))
