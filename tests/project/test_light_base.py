@@ -13,6 +13,7 @@ PROGRAM = Path(__file__).parents[1] / "helpers" / "without_extras.py"
 NEED_TORCH = (
     "fedcgd.central.examples",
     "fedcgd.central.gradients",
+    "fedcgd.central.ranks",
     "fedcgd.central.releases",
     "fedcgd.central.step",
     "fedcgd.clipping.flat_models",
