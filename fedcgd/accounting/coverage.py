@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from fedcgd.mechanisms import Mechanism, Normalized
+from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
 from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism
 from fedcgd.participation import Participation
 
@@ -36,6 +37,15 @@ def too_wide(mechanism: Mechanism, participation: Participation, bands: int) -> 
     return ValueError(
         f"{_covered(participation)}; that of {mechanism.name} has {bands}{inverse}. {_remedy(participation)}"
     )
+
+
+def column_norm(mechanism: Mechanism, participation: Participation) -> float:
+    """The largest column norm of C, or a bound on it. Raises ValueError if C is too wide for the sampling."""
+    n, most = participation.rounds, most_bands(participation)
+    p = bandwidth(mechanism, n)
+    if most is not None and p > most:
+        raise too_wide(mechanism, participation, p)
+    return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).value
 
 
 def nothing_to_choose(name: str, symbols: str, participation: Participation) -> ValueError:

@@ -14,13 +14,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
 from fedcgd.accounting.accountant import Accountant, Bound, Progress
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
+from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedcgd.numeric import as_float
 
@@ -41,11 +41,9 @@ class GaussianAccountant(Accountant):
         reach = sensitivity(self.mechanism, self.participation, released=released)
         return _bound(reach.value / noise_multiplier, reach)
 
-    def loss_distribution(
-        self, noise_multiplier: float, released: int, step: float, least_delta: float
-    ) -> tuple[PrivacyLossDistribution, float]:
-        mu = self.gaussian_mu(noise_multiplier, released).value
-        return from_gaussian_mechanism(1 / mu, value_discretization_interval=step), 0.0
+    def releases(self, noise_multiplier: float, released: int, delta: float) -> tuple[Sampled, float]:
+        reach = self.gaussian_mu(noise_multiplier, released)
+        return Sampled.certain(reach.value, reach.method), 0.0
 
     def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:
         reach = sensitivity(self.mechanism, self.participation)

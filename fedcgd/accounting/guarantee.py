@@ -13,6 +13,7 @@ NO_NOISE = "NO NOISE (σ = 0, for debugging): nothing here is private"
 CONDITION = "true only if the decision to stop there did not depend on a released model"
 
 LEAST_DELTA = 1e-300
+WITHOUT_AMPLIFICATION = "exact Gaussian mechanism for an adversary who knows the user's rounds, without amplification"
 
 
 @dataclass(frozen=True, kw_only=True)

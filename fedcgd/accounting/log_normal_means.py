@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from fedcgd.accounting.tilted import GridLoss
+from fedcgd.accounting.losses import GridLoss
 from fedcgd.mechanisms.mechanism import Vector
 
 _FINE = 0.01  # a step, as a part of the distance from the mean, or of the standard deviation
@@ -51,15 +51,17 @@ def log_normal_mean(kinds: Sequence[tuple[float, int]], least: float) -> Ratio:
     """The mean of all V_j.
 
     Args:
-        kinds: (μ, how many V_j have it), each μ positive.
+        kinds: (μ, how many V_j have it); not all μ are 0.
         least: the probability that losses beyond all grids may have.
     """
     total = sum(count for _, count in kinds)
     least = max(least, 1e-300)
     whole, variance = None, 0.0
-    for mu, count in kinds:
-        one = _log_normal(mu, least / total)
-        part = _times(one, math.expm1(mu * mu), count, least / _COMBINATIONS)
+    for mu, count in sorted(kinds, reverse=True):
+        if mu:
+            part = _times(_log_normal(mu, least / total), math.expm1(mu * mu), count, least / _COMBINATIONS)
+        else:
+            part = Ratio(np.array([0.0, count]), np.array([0.0, 1.0]), 0.0)
         variance += count * math.expm1(mu * mu)
         whole = part if whole is None else _sum(whole, part, variance, least / _COMBINATIONS)
     assert whole is not None

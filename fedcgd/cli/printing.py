@@ -11,15 +11,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
+import click
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedcgd.accounting import Guarantee
 from fedcgd.accounting.guarantee import ADJACENCY
-from fedcgd.cli.usage import complaints
+from fedcgd.cli.usage import Terminal, complaints
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
 EXIT_PROBLEMS = 1
 _LINE_EVERY = 10.0  # seconds, at least, between lines on what is no terminal
 
-console = Console()
+console = Terminal()
 
 _HOW_FAR = re.compile(r"(\d+) of (?:about )?(\d+)")
 
 
 def print_json(value: Any) -> None:
     """`value` as JSON on standard output, and nothing else. JSON has no infinity: it becomes the text "inf"."""
-    typer.echo(json.dumps(finite(value), indent=2, allow_nan=False))
+    click.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
 def finite(value: Any) -> Any:

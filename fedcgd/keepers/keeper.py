@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class UnreadableError(RefusedError):
         self.positions = tuple(positions)
         super().__init__(
             f"{len(positions)} of {total} seeds cannot be opened: their nodes see another plan, lattice, clip norm, keepers, "
-            "round or attempt, or sent something else"
+            "round or attempt, sealed the same seed as each other, or sent something else"
         )
 
 
@@ -187,8 +188,8 @@ class Keeper(Closable):
 
         Raises:
             UnreadableError: if seeds cannot be opened; nothing is recorded then.
-            RefusedError: for another run than the key's first, a list with a node twice, another list for an opened round, a
-                round before the last opened one, too few keepers, and a list without this keeper.
+            RefusedError: for another run than the key's first, a list with a node twice or of too few nodes, another list for an
+                opened round, a round before the last opened one, too few keepers, and a list without this keeper.
         """
         self._check(agreement, opening)
         seeds = self._seeds(agreement, opening)
@@ -196,8 +197,6 @@ class Keeper(Closable):
         if unreadable:
             raise UnreadableError(unreadable, len(seeds))
         readable = [seed for seed in seeds if seed is not None]
-        if len(set(readable)) < len(readable):
-            raise RefusedError("a node is twice on the list: two of its seeds are the same")
         asked = _asked(agreement, opening)
 
         def nonce_of(earlier: Sequence[int]) -> int:
@@ -225,8 +224,11 @@ class Keeper(Closable):
             raise RefusedError(f"keeper {self.card.name!r} is not one of the round's: {', '.join(opening.present)}")
         if agreement.keepers.simulated != self._key.noise.simulated:
             raise RefusedError("a simulated keeper serves simulations only, and a real one none")
-        if not opening.sealed:
-            raise RefusedError("the list is empty: there is nothing to open")
+        if len(opening.sealed) < agreement.keepers.nodes:
+            raise RefusedError(
+                f"{len(opening.sealed)} nodes are on the list, and the keepers' file says that at least "
+                f"{agreement.keepers.nodes} must be"
+            )
         if len(opening.tickets) != len(opening.sealed) or {len(t) for t in opening.tickets} != {TICKET_BYTES}:
             raise RefusedError(f"each sealed seed has a ticket of {TICKET_BYTES} bytes")
         if len(set(opening.tickets)) < len(opening.tickets):
@@ -235,9 +237,12 @@ class Keeper(Closable):
             raise RefusedError(f"what is cancelled in round {opening.round} comes before it, got round {opening.after}")
 
     def _seeds(self, agreement: Agreement, opening: Opening) -> list[bytes | None]:
+        """The nodes' seeds; None for one that cannot be opened, and for one that two nodes sealed, which is no accident."""
         info = agreement.info(opening.round, opening.attempt, opening.present)
         pairs = zip(opening.tickets, opening.sealed, strict=True)
-        return [self._unsealed(sealed, info + ticket) for ticket, sealed in pairs]
+        seeds = [self._unsealed(sealed, info + ticket) for ticket, sealed in pairs]
+        times = Counter(seeds)
+        return [seed if times[seed] == 1 else None for seed in seeds]
 
     def _unsealed(self, sealed: bytes, info: bytes) -> bytes | None:
         try:

@@ -22,6 +22,7 @@ from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
+from fedcgd.participation.user_ids import user_ids
 from fedcgd.plan import Plan
 
 
@@ -367,7 +368,12 @@ class Ledger(Closable):
             users: whom the node names.
             node: its name, which outlives connections. "" is a node without one: it keeps nobody, and gets whoever is nobody's.
             single: whether the node is one user: then the answer is nobody, if it has spoken for another one in this run.
+
+        Raises:
+            TypeError: for what is no list of ids.
+            ValueError: if a user is named twice.
         """
+        users = user_ids(users)
         with self._write():
             connection = self._connection
             if (

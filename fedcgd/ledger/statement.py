@@ -1,8 +1,9 @@
 """What a run's record promises, in a form to ship with its model: the privacy statement, as values and as Markdown."""
 
 import platform
+from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,17 @@ def statement_of(
         "begun": run["created"],
         "sealed": run["sealed"],
         "configuration_hash": run["configuration_hash"],
-        "written_with": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+        "written_with": _versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    """Of Python and the libraries that are installed: `torch` is of an extra."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 _WITHOUT_NOISE = (

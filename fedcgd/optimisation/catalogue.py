@@ -45,7 +45,7 @@ from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 
-_FORMAT = 5  # raise it when an optimiser changes, so that older results are found no more
+_FORMAT = 6  # raise it when an optimiser changes, so that older results are found no more
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 from sklearn import datasets
 
 from fedcgd.accounting import calibrate, gaussian
+from fedcgd.cli.declare import Argument, group_of
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.optimisation import catalogue
@@ -297,7 +297,7 @@ def identity(name: str, epsilon: float, recipe: Recipe) -> str:
     return json.dumps([name, epsilon, asdict(recipe)], sort_keys=True)
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+Out = Annotated[Path, Argument(help="JSON lines, appended")]
 CELLS = tuple(product((20, 5), (1.0, 4.0)))
 """Turns and ε."""
 Cell = tuple[str, int, float]
@@ -309,8 +309,7 @@ def read(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
 
 
-@app.command("tune")
-def tune_command(out: Path, only: str | None = None, device: str = "cpu") -> None:
+def tune_command(out: Out, only: str | None = None, device: str = "cpu") -> None:
     """Tune on every set, and write what is found as it is found."""
     done = {identity(r["set"], r["epsilon"], Recipe(**r["recipe"])) for r in read(out) if "recipe" in r}
     with out.open("a", encoding="utf-8") as file:
@@ -387,8 +386,7 @@ def one_try(question: Question, plan: Plan) -> Try:
     return best.recipe, best.outcome.learning_rate, score | seconds
 
 
-@app.command("judge")
-def judge_command(out: Path, only: str | None = None, device: str = "cpu") -> None:
+def judge_command(out: Out, only: str | None = None, device: str = "cpu") -> None:
     """On each set that is tuned: the planner's recipe at the planner's rate, and what is best by validation, on fresh seeds."""
     records = read(out)
     before = judgements(records)
@@ -428,8 +426,7 @@ def proxy_of(name: str, data: Set) -> ArrayProxy:
     return ArrayProxy(inputs[parts, :-1], labels[parts], hidden=other.hidden[0])
 
 
-@app.command("rehearse")
-def rehearse_command(out: Path, only: str | None = None, repeats: int = 1, device: str = "cpu") -> None:
+def rehearse_command(out: Out, only: str | None = None, repeats: int = 1, device: str = "cpu") -> None:
     """Networks: what is best on a proxy, nothing secret, on the seeds that the plan of theory was tested with."""
     for (turns, epsilon), name in product(CELLS, [only] if only else PROXIES):
         done = judgements(read(out)).get((name, turns, epsilon), {})
@@ -484,8 +481,7 @@ def judgements(records: Sequence[dict[str, Any]]) -> dict[Cell, dict[str, Any]]:
     return found
 
 
-@app.command("curve")
-def curve_command(out: Path, cohort: int = 60, turns: int = 10) -> None:
+def curve_command(out: Out, cohort: int = 60, turns: int = 10) -> None:
     """Digits at many ε, in cohorts of 60: DP-SGD at the best of 24 candidates by validation, and the plan at its own rate."""
     data, rows = load("digits"), []
     users = len(data.x[0])
@@ -514,8 +510,7 @@ def curve_command(out: Path, cohort: int = 60, turns: int = 10) -> None:
     out.write_text(json.dumps(rows) + "\n", encoding="utf-8")
 
 
-@app.command("cnn")
-def cnn_command(out: Path) -> None:
+def cnn_command(out: Out) -> None:
     """Digits by a CNN with three hidden layers and the engine's own noise, ten passes: one try of the plan at each ε."""
     trainer, rows = CentralTrainer(), list[dict[str, Any]]()
     for epsilon in (1.0, 2.0, 4.0, 8.0):
@@ -535,8 +530,7 @@ def cnn_command(out: Path) -> None:
     out.write_text(json.dumps(rows) + "\n", encoding="utf-8")
 
 
-@app.command("table")
-def table_command(out: Path) -> None:
+def table_command(out: Out) -> None:
     """The judgements as a table in Markdown: accuracies in percent, and how far the plan is behind each."""
     cells = judgements(read(out))
     show(cells, [*BASELINES, *(plan_label(label, known=known) for label in SECRETS for known in (False, True))])
@@ -586,6 +580,18 @@ def summary(title: str, lost: Sequence[float]) -> str:
         f"within 0.5: {np.mean(points <= 0.5):.0%}, within 1: {np.mean(points <= 1):.0%}"
     )
 
+
+app = group_of(
+    {
+        "tune": tune_command,
+        "judge": judge_command,
+        "rehearse": rehearse_command,
+        "curve": curve_command,
+        "cnn": cnn_command,
+        "table": table_command,
+    },
+    help=__doc__ or "",
+)
 
 if __name__ == "__main__":
     app()

@@ -36,6 +36,12 @@ class EditedConfig:
         """A copy of `given`, or of what has become of it: as in Flower, where every round gets the same record."""
         return ConfigRecord(dict(self.edited if dict(self.given) == dict(given) else given))
 
+    def given_otherwise(self, given: ConfigRecord) -> str:
+        """How `given` differs from what was given before; "" if it does not."""
+        before, now = dict(self.given), dict(given)
+        names = [name for name in [*before, *now] if name not in before or name not in now or before[name] != now[name]]
+        return ", ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in dict.fromkeys(names))
+
     def to_description(self) -> dict[str, Any]:
         """Both, JSON-able."""
         return {"given": _encode(self.given, {}), "edited": _encode(self.edited, {})}
@@ -90,6 +96,24 @@ def restore(inner: Strategy, state: bytes, given: Mapping[str, str]) -> list[str
         delattr(inner, name)
     vars(inner).update(values)
     return other
+
+
+def changed_since(inner: Strategy, state: bytes) -> list[str]:
+    """The attributes of `inner` that are not what `save` saved in `state`."""
+    before, now = _values(state), _values(save(inner, {}))
+    return sorted(name for name in before.keys() | now.keys() if _form(before.get(name)) != _form(now.get(name)))
+
+
+def _values(state: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(state), allow_pickle=False) as saved:
+        tree = json.loads(saved["tree"].tobytes())
+        return {name: _decode(node, saved) for name, node in tree.items() if name not in (_CONFIG, _TEXTS)}
+
+
+def _form(value: object) -> tuple[object, ...]:
+    arrays: _Arrays = {}
+    tree = json.dumps(_encode(value, arrays))
+    return tree, *((array.dtype, array.shape, array.tobytes()) for array in arrays.values())
 
 
 def saved_config(state: bytes) -> EditedConfig | None:

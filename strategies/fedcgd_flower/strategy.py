@@ -196,9 +196,11 @@ class CorrelatedNoise(Strategy):
             keepers=keepers,
         )
         if keepers is not None:
-            check_keepers(keepers, plan, key, self._settings.evaluation_plan, forward_client_metrics)
+            evaluated = cohort.size if evaluation is None else evaluation.cohort_size or cohort.size
+            least = min(cohort.size, evaluated)
+            check_keepers(keepers, plan, key, self._settings.evaluation_plan, forward_client_metrics, least)
         self.on_release = on_release
-        self._inner_settings = inner_state.settings(inner)
+        self._inner_settings = inner_state.settings(inner)  # checked now, and taken when the ledger is opened
         self._selector = CohortSelector(plan.participation, cohort, patience, budget)
         self._rounds = TrainingRounds(self._settings, self._selector)
         self._evaluator: Evaluator | None = None
@@ -218,6 +220,7 @@ class CorrelatedNoise(Strategy):
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
             )
+        self._inner_settings = inner_state.settings(settings.inner)
         configuration = settings.configuration(self._inner_settings)
         path = settings.ledger or MEMORY
         if settings.budget is not None:
@@ -383,6 +386,11 @@ class CorrelatedNoise(Strategy):
         opened_here = not self._rounds.is_open
         if opened_here:
             self._open()
+        elif (now := inner_state.settings(self.inner)) != self._inner_settings:
+            raise ValueError(
+                f"the settings of the inner strategy are {now}, and the ledger was opened with {self._inner_settings}: change "
+                "them before"
+            )
         try:
             loop = RunLoop(
                 strategy=self,

@@ -99,8 +99,8 @@ class TrainingRounds:
             self._wire_plan = replace(plan, clip_norm=1.0)
         self._opened: tuple[Ledger, UserDirectory] | None = None
         self._record: RecordedReleases | None = None
-        self._inner_texts = inner_state.texts(self._inner)
-        self._inner_state = inner_state.save(self._inner, self._inner_texts)
+        self._inner_texts: dict[str, str] = {}
+        self._inner_state: bytes | None = None  # as this process knows it; None before the ledger was opened
         self._config: inner_state.EditedConfig | None = None
         self._checked = self._texts_told = False
         self._begun = False
@@ -170,6 +170,16 @@ class TrainingRounds:
         return self._opened[1]
 
     @property
+    def spent(self) -> int:
+        """How many of the rounds on record gave no model: keepers were asked to open them, and that failed."""
+        return sum(opened.state == "spent" for opened in self.ledger.openings())
+
+    @property
+    def gives_up(self) -> str:
+        """Why no further round is tried, where keepers make the noise; "" if there is no reason."""
+        return "" if self.openings is None else self.openings.suspects.gives_up
+
+    @property
     def releases(self) -> int:
         """How many rounds are released so far, as the ledger said when it was open last."""
         return 0 if self._record is None else self._record.count
@@ -177,8 +187,19 @@ class TrainingRounds:
     def resume(self) -> Run:
         """Where the ledger says that the run stands; from here on these rounds and the inner strategy stand there too."""
         run = self.record.resume()
-        if run.state is not None:
-            self._inner_state = run.state
+        texts = inner_state.texts(self._inner)
+        if run.state is None:  # until the first release it is as it was given, and may be changed
+            self._inner_state = inner_state.save(self._inner, texts)
+        elif self._inner_state is not None:
+            changed = inner_state.changed_since(self._inner, self._inner_state)
+            texts = self._inner_texts | {name: texts[name] for name in changed if name in texts}
+            if kept := [name for name in changed if name not in texts]:
+                raise ValueError(
+                    f"{', '.join(kept)} of {type(self._inner).__name__} changed after release {run.round}, and a run goes on "
+                    "with the inner strategy as it was then: what shall change in a run belongs into a method of the strategy"
+                )
+        self._inner_texts = texts
+        self._inner_state = self._inner_state if run.state is None else run.state
         texts = inner_state.restore(self._inner, self._inner_state, self._inner_texts)
         if texts and not self._texts_told:
             self._texts_told = True
@@ -199,8 +220,14 @@ class TrainingRounds:
     def check_inner(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Let the inner strategy configure the next round once, and forget it: what cannot be sent is refused before any work.
 
-        Raises ValueError for what `inner_request` refuses, and if the strategy changes what no ledger can save.
+        Raises ValueError for what `inner_request` refuses, if the strategy changes what no ledger can save, and for another
+        configuration than that of the releases so far.
         """
+        if self._config is not None and (changed := self._config.given_otherwise(config)):
+            raise ValueError(
+                f"train_config is not what this run has released with: {changed}. A run goes on with the configuration that it "
+                "began with; with another one it is another run"
+            )
         unsaved = inner_state.digests_of_unsaved(self._inner)
         try:
             request, _ = self._inner_request(arrays, self.layout(arrays), config)
@@ -237,7 +264,8 @@ class TrainingRounds:
         ledger = self.ledger  # before anything else: it raises for a strategy that is not open
         if not self._checked:
             self.check_inner(arrays, config)
-        chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._settings.key)
+        suspects = None if self.openings is None else self.openings.suspects
+        chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._settings.key, suspects)
         if isinstance(chosen, str):
             return self._skip(chosen, "too few users that may take part were reachable")
         masking = None if self.openings is None else self.openings.masking(grid, layout.size)
@@ -335,7 +363,8 @@ class TrainingRounds:
         if pending.masking is None:
             total, found = sum_of_replies(matched, pending.task.size, self._memory_of(pending.task.size))
         else:
-            total, found = sum_of_masked_replies(matched, pending.masking)
+            masked, found = sum_of_masked_replies(matched, pending.masking)
+            total = masked.at((pending.requests[position][0].dst_node_id for position in answered), found)
         results: list[int | RejectionReason] = ["no answer"] * len(pending.requests)
         for position, result in zip(answered, found, strict=True):
             results[position] = result

@@ -12,12 +12,22 @@ from opacus.accountants.prv import PRVAccountant
 
 from fedcgd import BISR, BSR, DPSGD, BandedToeplitz, LambdaCGD, Normalized, Participation, error_norms
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon, gaussian
-from fedcgd.accounting import poisson as poisson_module
-from fedcgd.accounting.poisson import _once, column_norm, poisson_delta, poisson_epsilon, poisson_noise_multiplier
+from fedcgd.accounting.coverage import column_norm
+from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION
+from fedcgd.accounting.losses import Composition
+from fedcgd.accounting.sampled import Coin, Sampled
 
 
 def poisson(rounds: int, rate: float) -> Participation:
     return Participation(rounds=rounds, sampling="poisson", sampling_rate=rate)
+
+
+def poisson_delta(epsilon: float, sigma: float, participation: Participation) -> float:
+    return compute_delta(DPSGD(), participation, noise_multiplier=sigma, epsilon=epsilon).delta
+
+
+def poisson_epsilon(delta: float, sigma: float, participation: Participation) -> float:
+    return compute_epsilon(DPSGD(), participation, noise_multiplier=sigma, delta=delta).epsilon
 
 
 # The row "DP-SGD" of Table 4 of arXiv:2601.22334 (n = 3900, k = 10, δ = 1e-5) is Poisson, not Balls-in-Bins.
@@ -77,9 +87,8 @@ def test_the_grid_of_one_round_is_that_of_dp_accounting(sigma: float, rate: floa
         warnings.simplefilter("ignore", RuntimeWarning)  # theirs: logs of zero probabilities
         theirs = from_gaussian_mechanism(sigma, value_discretization_interval=step, sampling_prob=rate)
     for epsilon in (0.0, 0.1, 1.0, 4.0):
-        assert _once(sigma, rate, step).get_delta_for_epsilon(epsilon) == pytest.approx(
-            theirs.get_delta_for_epsilon(epsilon), rel=1e-9, abs=1e-14
-        )
+        ours = max(Composition([(loss, 1)]).delta(epsilon) for loss in Coin(rate).losses(sigma, step, 1e-20))
+        assert ours == pytest.approx(theirs.get_delta_for_epsilon(epsilon), rel=1e-6, abs=1e-14)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
@@ -88,13 +97,13 @@ def test_the_grid_of_one_round_is_that_of_dp_accounting(sigma: float, rate: floa
 def test_few_rounds_take_few_steps(monkeypatch: pytest.MonkeyPatch, rounds: int, rate: float, budget) -> None:
     """A search that walked in steps of 0.5 % took 300 of them, and up to 90 s."""
     tried = []
-    delta = poisson_module._delta
-    monkeypatch.setattr(poisson_module, "_delta", lambda *given: tried.append(given[0]) or delta(*given))
-    participation = poisson(rounds, rate)
-    sigma = poisson_noise_multiplier(*budget, participation)
-    assert 3 <= len(tried) <= 30
-    assert poisson_delta(budget[0], sigma, participation) <= budget[1]
-    assert poisson_delta(budget[0], sigma * (1 - 1e-4), participation) > budget[1]
+    delta = Sampled.delta
+    monkeypatch.setattr(Sampled, "delta", lambda *given: tried.append(given[1]) or delta(*given))
+    law = Sampled(((Coin(rate), rounds),), "")
+    sigma = law.noise_multiplier(*budget, gaussian.sigma(epsilon=budget[0], delta=budget[1]) * math.sqrt(rounds))
+    assert 3 <= len(tried) <= 40
+    assert delta(law, sigma, budget[0]) <= budget[1]
+    assert delta(law, sigma * (1 - 1e-4), budget[0]) > budget[1]
 
 
 @pytest.mark.parametrize("sigma", [8.0, 0.3])
@@ -171,7 +180,7 @@ def test_wider_mechanisms_are_refused_with_the_reason(mechanism, participation, 
 def test_a_tiny_delta_never_costs_more_than_taking_part_in_every_round(target: float) -> None:
     """The discretisation cuts off about 1e-15."""
     certain = gaussian.sigma(epsilon=1.0, delta=target) * 10
-    assert poisson_noise_multiplier(1.0, target, poisson(100, 0.1)) <= certain
+    assert calibrate(DPSGD(), poisson(100, 0.1), epsilon=1.0, delta=target).noise_multiplier <= certain
     assert poisson_epsilon(target, 1.0, poisson(100, 0.1)) <= gaussian.epsilon(sigma=0.1, delta=target)
 
 
@@ -212,8 +221,9 @@ def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
     assert compute_delta(DPSGD(), poisson(10, 0.2), noise_multiplier=1.0, epsilon=1e9).delta < 1e-14
     found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-4, delta=1e-5).epsilon
     assert found <= 1.001 * gaussian.epsilon(sigma=1e-4 / math.sqrt(10), delta=1e-5)
-    with pytest.raises(ValueError, match="at most 1e\\+07 for poisson"):
-        calibrate(DPSGD(), poisson(10, 0.2), epsilon=1e8, delta=1e-5)
+    nothing = calibrate(DPSGD(), poisson(10, 0.2), epsilon=1e8, delta=1e-5)
+    assert nothing.method == WITHOUT_AMPLIFICATION
+    assert nothing.noise_multiplier == pytest.approx(gaussian.sigma(epsilon=1e8, delta=1e-5) * math.sqrt(10), rel=1e-5)
     found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, delta=1e-5).epsilon
     # With probability 7.8e-5 > δ at least eight rounds are drawn, and each then loses about 1/(2σ²).
     assert 8 / (2 * 0.001**2) < found <= 1.001 * gaussian.epsilon(sigma=0.001 / math.sqrt(10), delta=1e-5)

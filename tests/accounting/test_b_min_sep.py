@@ -340,7 +340,7 @@ def test_confidence_bounds_on_removing_cover() -> None:
     """As above, beside δ by quadrature: the product of two confidence bounds, wrong with probability at most 20 %."""
     columns, law = columns_of(BSR(2), 3, 2, 3), BMinSepLaw(3, 2, 0.3, True)
     truth, _ = deltas(matrix(BSR(2), 3), patterns(3, 2, 0.3, warm=True), 1.5, 0.7, 101)
-    pilot = search.Question(columns, law, 2.0).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
+    pilot = search.Question(columns, law).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
     bounds = [pilot.confirm(0.0, 1, attempt) for attempt in range(200)]  # a goal that nothing meets: removing alone
     below = sum(bound < truth for bound in bounds)
@@ -364,7 +364,7 @@ def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypa
 
     monkeypatch.setattr(RemoveSampler, "draw_at", seen_removing)
     monkeypatch.setattr(search, "draw_log_ratios", seen_adding)
-    question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True), 2.0)
+    question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
     pilot = question.at(2.0, 0.7).pilot(5, 1e-6)
     assert pilot is not None
     found = [pilot.confirm(math.inf, 5, attempt) for attempt in range(2)]
@@ -515,7 +515,7 @@ def test_what_rounding_leaves_below_zero_is_accounted_for_by_its_amount(banded: 
 def test_the_integral_steps_through_weights_as_if_each_were_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """From one point of it to the next all weights fall by a known factor; where exponents were capped they are found anew."""
     for mechanism in (BSR(3), LambdaCGD(0.6)):
-        point = search.Question(columns_of(mechanism, 12, 3, 12), BMinSepLaw(12, 3, 0.4, True), 2.0).at(1.0, 2.0)
+        point = search.Question(columns_of(mechanism, 12, 3, 12), BMinSepLaw(12, 3, 0.4, True)).at(1.0, 2.0)
         sampler = RemoveSampler.of(point.question.columns, point.question.law, point.likelihood, 1.0, 2.0)
         found = sampler.draw(400, (1, 0))[0]
         with monkeypatch.context() as patched:
@@ -619,11 +619,11 @@ def test_tables_that_no_memory_holds_are_refused() -> None:
 
 
 def test_seed_depends_on_the_question() -> None:
-    question = search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True), 1.0)
+    question = search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True))
     others = [
-        search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, False), 1.0),
-        search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.31, True), 1.0),
-        search.Question(columns_of(Normalized(BSR(2)), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True), 1.0),
+        search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, False)),
+        search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.31, True)),
+        search.Question(columns_of(Normalized(BSR(2)), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True)),
     ]
     seeds = {question.seed("delta", 1.0, 2.0), question.seed("delta", 1.0, 2.1), question.seed("sigma", 1.0, 2.0)}
     assert len(seeds | {other.seed("delta", 1.0, 2.0) for other in others}) == 6
@@ -631,7 +631,7 @@ def test_seed_depends_on_the_question() -> None:
 
 def test_a_ladder_ends_at_the_first_rung_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a lower one says: only then the draws of one failure probability are enough for all rungs."""
-    question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True), 2.0)
+    question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
     pilot = question.at(2.0, 0.7).pilot(5, 1e-6)
     assert pilot is not None
     ladder = search.Ladder.of(pilot, 5)
@@ -667,14 +667,14 @@ def test_budgets_of_three_digits_are_rungs(epsilon: float) -> None:
 
 def test_more_draws_choose_the_line_of_adding_where_it_may_rule() -> None:
     """Those that confirm are others, and a pilot that adding has no say in stays as it is."""
-    question = search.Question(columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.5, True), 9.0)
+    question = search.Question(columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.5, True))
     pilot = question.at(6.5, 1.0, 2.5).pilot(5, 1e-12)
     assert pilot is not None
     surer = pilot.with_a_surer_line(5)
     assert len(surer.ratios.lower) == 2**17
     assert surer.adding[0].expected > 0.8 * surer.mean
     np.testing.assert_array_equal(surer.values, pilot.values)
-    rarely = search.Question(columns_of(BSR(2), 40, 10, 40), BMinSepLaw(40, 10, 0.05, True), 9.0)
+    rarely = search.Question(columns_of(BSR(2), 40, 10, 40), BMinSepLaw(40, 10, 0.05, True))
     pilot = rarely.at(1.0, 2.0, 2.5).pilot(5, 1e-12)
     assert pilot is not None
     assert pilot.with_a_surer_line(5) is pilot

@@ -106,13 +106,14 @@ def test_no_epsilon_where_delta_alone_is_enough(mechanism, method) -> None:
     assert found.epsilon <= 1.5e-6
 
 
-def test_equal_bins_draw_nothing_unless_asked() -> None:
-    """For C = I the deterministic method is as tight: δ = 1e-5, ε = 2, 20 bins of 3 rounds, both within 1 %."""
-    plain = calibrate(DPSGD(), bins(60, 20), epsilon=2, delta=1e-5)
-    assert plain.failure_probability == 0
-    drawn = calibrate(DPSGD(), bins(60, 20), epsilon=2, delta=1e-5, method="monte-carlo")
-    assert drawn.failure_probability == 1e-12
-    assert plain.noise_multiplier == pytest.approx(drawn.noise_multiplier, rel=0.01)
+def test_equal_bins_draw_nothing() -> None:
+    """Of C = I the law itself is composed, whatever method is asked for."""
+    found = {
+        calibrate(DPSGD(), bins(60, 20), epsilon=2, delta=1e-5, method=method).noise_multiplier
+        for method in (None, "monte-carlo", "deterministic")
+    }
+    assert len(found) == 1
+    assert calibrate(DPSGD(), bins(60, 20), epsilon=2, delta=1e-5, method="monte-carlo").failure_probability == 0
     assert calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5).failure_probability == 1e-12
 
 

@@ -1,6 +1,7 @@
 """Several runs together: exact for Gaussian mechanisms, and never below quadrature for sampled ones."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import oracles_accounting as oracles
@@ -11,8 +12,9 @@ from scipy.special import ndtr
 
 from fedcgd import DPSGD, LambdaCGD, Participation
 from fedcgd.accounting import PastRun, calibrate, compose, compute_delta, compute_epsilon
+from fedcgd.accounting.losses import Composition
 from fedcgd.accounting.poisson import PoissonAccountant
-from fedcgd.accounting.profile import pmf_of_profile
+from fedcgd.accounting.sampled import Profile
 
 SILOS = Participation(rounds=12, min_separation=4)
 COINS = Participation(rounds=100, sampling="poisson", sampling_rate=0.05)
@@ -49,8 +51,8 @@ def test_one_run_alone_is_what_it_was_and_parts_cost_less() -> None:
 def test_what_draws_may_mislead_is_a_part_of_delta(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [run_of(DPSGD(), COINS, 1.0), run_of(DPSGD(), COINS, 0.8)]
     without, less = (compose(runs, delta=delta).epsilon for delta in (1e-5, 4e-6))
-    original = PoissonAccountant.loss_distribution
-    monkeypatch.setattr(PoissonAccountant, "loss_distribution", lambda *asked: (original(*asked)[0], 3e-6))
+    original = PoissonAccountant.releases
+    monkeypatch.setattr(PoissonAccountant, "releases", lambda *asked: (original(*asked)[0], 3e-6))
     found = compose(runs, delta=1e-5)
     assert found.failure_probability == pytest.approx(6e-6)
     assert found.epsilon == pytest.approx(less, rel=1e-4)
@@ -104,45 +106,83 @@ def test_a_balls_in_bins_run_beside_a_gaussian_one_by_quadrature(mechanism) -> N
     assert joint.epsilon < known.epsilon
 
 
-def test_what_is_too_small_or_too_large_for_a_grid_is_composed_as_if_the_rounds_were_known() -> None:
-    runs = [run_of(LambdaCGD(0.5), Participation(rounds=4, min_separation=2, sampling="balls-in-bins"))] * 2
-    known = [run_of(LambdaCGD(0.5), Participation(rounds=4, min_separation=2))] * 2
-    assert compose(runs, delta=1e-13).epsilon == compose(known, delta=1e-13).epsilon
-    often = [run_of(DPSGD(), COINS)] * 2
-    always = [run_of(DPSGD(), Participation(rounds=100, min_separation=1))] * 2
-    assert compose(often, delta=2e-11).epsilon < compose(always, delta=2e-11).epsilon
-    assert compose(often, delta=9e-12).epsilon == pytest.approx(compose(always, delta=9e-12).epsilon, rel=1e-9)
-    weak = run_of(DPSGD(), COINS, 1e-3)
-    assert compose([weak], delta=1e-5).epsilon == pytest.approx(
-        compose([run_of(DPSGD(), Participation(rounds=100), 1e-3)], delta=1e-5).epsilon
-    )
+def test_two_runs_of_a_thousand_rounds_keep_their_amplification() -> None:
+    """Without it ε is 1267; it was all that was said beyond 1000. They are one run of 2000 rounds."""
+    coins = Participation(rounds=1000, sampling="poisson", sampling_rate=0.01)
+    joint = compose([run_of(DPSGD(), coins, 1.0)] * 2, delta=1e-5)
+    twice = Participation(rounds=2000, sampling="poisson", sampling_rate=0.01)
+    one = compute_epsilon(DPSGD(), twice, noise_multiplier=1.0, delta=1e-5).epsilon
+    assert joint.epsilon == pytest.approx(one, rel=1e-4)
+    assert joint.epsilon == pytest.approx(2.584, abs=1e-3)
+
+
+def test_evaluations_hardly_add_to_a_sampled_run() -> None:
+    """ε = 4 beside a Gaussian mechanism of μ = 0.01 was 1120."""
+    coins = Participation(rounds=1000, sampling="poisson", sampling_rate=0.01)
+    sigma = calibrate(DPSGD(), coins, epsilon=4, delta=1e-5).noise_multiplier
+    joint = compose([run_of(DPSGD(), coins, sigma), run_of(DPSGD(), Participation(rounds=1), 100.0)], delta=1e-5)
+    assert 4 < joint.epsilon < 4.001
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-13, 1e-20])
+def test_amplification_stays_at_every_delta(delta: float) -> None:
+    """Runs of one law are one longer run of it: Poisson, random allocation, and b-min-sep without overlap by its coins."""
+    for few, many in (
+        (Participation(rounds=50, sampling="poisson", sampling_rate=0.1),) * 2,
+        (Participation(rounds=40, max_participations=2, sampling="random-allocation"),) * 2,
+    ):
+        many = replace(few, rounds=2 * few.rounds, max_participations=few.max_participations and 4)
+        one = compute_epsilon(DPSGD(), many, noise_multiplier=2.0, delta=delta).epsilon
+        assert compose([run_of(DPSGD(), few, 2.0)] * 2, delta=delta).epsilon == pytest.approx(one, rel=1e-3)
+
+
+def test_noise_too_small_for_a_grid_is_composed_as_if_the_rounds_were_known() -> None:
+    weak, known = run_of(DPSGD(), COINS, 1e-4), run_of(DPSGD(), Participation(rounds=100), 1e-4)
+    found = compose([weak], delta=1e-5)
+    assert found.epsilon == pytest.approx(compose([known], delta=1e-5).epsilon)
+    assert "without the amplification" in found.method
+    # Another run keeps what it has.
+    both = compose([run_of(DPSGD(), COINS, 1.0), run_of(DPSGD(), COINS, 5e-4)], delta=1e-5)
+    assert both.epsilon <= compose([known], delta=1e-5).epsilon
 
 
 def test_a_profile_is_dominated_between_its_points_too() -> None:
     """Of one Gaussian mechanism at eight ε: the distribution's δ is that at the points, and no less anywhere."""
-    step = 0.01
-    multiples = np.array([0, 20, 50, 90, 140, 200, 300, 420])
-    plan = Participation(rounds=1)
+    step, plan = 0.01, Participation(rounds=1)
+    epsilons = np.array([0, 20, 50, 90, 140, 200, 300, 420]) * step
 
     def delta(epsilon: float) -> float:
         return compute_delta(DPSGD(), plan, noise_multiplier=1.0, epsilon=epsilon).delta
 
-    deltas = np.array([delta(m * step) for m in multiples])
-    pmf = pmf_of_profile(multiples, deltas, step)
+    deltas = np.array([delta(e) for e in epsilons])
+
+    def dominating(values: np.ndarray) -> Composition:
+        profile = Profile(tuple(zip(epsilons.tolist(), values.tolist(), strict=True)))
+        return Composition([(profile.losses(1.0, step, 1e-20)[0], 1)])
+
+    whole = dominating(deltas)
     for epsilon in np.linspace(0, 5, 101):
-        assert pmf.get_delta_for_epsilon(float(epsilon)) >= delta(float(epsilon)) * (1 - 1e-9)
-    for m, value in zip(multiples, deltas, strict=True):
-        assert pmf.get_delta_for_epsilon(float(m * step)) == pytest.approx(value, rel=1e-9)
+        assert whole.delta(float(epsilon)) >= delta(float(epsilon)) * (1 - 1e-9)
+    for epsilon, value in zip(epsilons, deltas, strict=True):
+        assert whole.delta(float(epsilon) + 1e-12) == pytest.approx(value, rel=1e-6)
     # A point that lies too high, as draws may have it, changes nothing but itself.
-    high = pmf_of_profile(multiples, deltas * np.where(multiples == 90, 1.5, 1.0), step)
-    assert high.get_delta_for_epsilon(0.9) < 1.5 * deltas[3]
-    assert high.get_delta_for_epsilon(0.9) >= deltas[3]
-    gammas = np.exp(multiples * step)
-    for i in range(1, len(multiples) - 1):  # the hull is there the line between its neighbours
-        spoilt = pmf_of_profile(multiples, np.where(np.arange(len(deltas)) == i, 1.5 * deltas, deltas), step)
+    high = dominating(deltas * np.where(epsilons == 0.9, 1.5, 1.0))
+    assert deltas[3] <= high.delta(0.9) < 1.5 * deltas[3]
+    gammas = np.exp(epsilons)
+    for i in range(1, len(epsilons) - 1):  # the hull is there the line between its neighbours
+        spoilt = dominating(np.where(np.arange(len(deltas)) == i, 1.5 * deltas, deltas))
         part = (gammas[i] - gammas[i - 1]) / (gammas[i + 1] - gammas[i - 1])
         line = deltas[i - 1] + part * (deltas[i + 1] - deltas[i - 1])
-        assert spoilt.get_delta_for_epsilon(float(multiples[i] * step)) == pytest.approx(min(line, 1.5 * deltas[i]))
+        assert spoilt.delta(float(epsilons[i]) + 1e-12) == pytest.approx(min(line, 1.5 * deltas[i]), rel=1e-5)
+
+
+def test_a_profile_between_points_of_a_coarser_grid_errs_upwards() -> None:
+    """δ at ε holds at every larger ε: points are moved to the next multiple of the step."""
+    plan = Participation(rounds=1)
+    epsilons = [0.013 * i for i in range(200)]
+    points = [(e, compute_delta(DPSGD(), plan, noise_multiplier=1.0, epsilon=e).delta) for e in epsilons]
+    loss = Composition([(Profile(tuple(points)).losses(1.0, 0.05, 1e-20)[0], 1)])
+    assert all(loss.delta(epsilon) >= delta * (1 - 1e-9) for epsilon, delta in points)
 
 
 def test_refusals() -> None:

@@ -10,6 +10,7 @@ from oracles_b_min_sep import deltas, indicators, ratio
 from oracles_random_allocation import by_draws, patterns
 
 from fedcgd.accounting import accountant, compute_delta, gaussian
+from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant, epochs
 from fedcgd.accounting.random_allocation.epochs import Overlaps
@@ -156,8 +157,10 @@ def test_overlaps_of_neighbouring_epochs_count(monkeypatch: pytest.MonkeyPatch) 
         return found
 
     monkeypatch.setattr(epochs.Overlaps, "of", apart)
-    question = search.Question(columns_of(mechanism, n, length, n), RandomAllocationLaw(n, length), 9.0)
-    assert search.delta(question, sigma=sigma, epsilon=0.7, progress=lambda _: None).value < 0.95 * truth
+    question = search.Question(columns_of(mechanism, n, length, n), RandomAllocationLaw(n, length))
+    assert (
+        search.delta(question, Bound(1.0, ""), sigma=sigma, epsilon=0.7, progress=lambda _: None).value < 0.95 * truth
+    )
 
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.8, 2.0), (1.5, 0.7)])
@@ -185,7 +188,7 @@ def test_rounds_that_everybody_knows_are_the_gaussian_mechanism() -> None:
 def test_confidence_bounds_on_removing_cover() -> None:
     """At a failure probability of 20 %, at most that many of 200 bounds are below δ by quadrature; and they bind."""
     truth, _ = deltas(matrix(BSR(2), 4), patterns(4, 2, 4), 1.5, 0.7, 61)
-    question = search.Question(columns_of(BSR(2), 4, 2, 4), RandomAllocationLaw(4, 2), 9.0)
+    question = search.Question(columns_of(BSR(2), 4, 2, 4), RandomAllocationLaw(4, 2))
     pilot = question.at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
     bounds = [pilot.confirm(0.0, 1, attempt) for attempt in range(200)]  # a goal that nothing meets: removing alone

@@ -45,7 +45,7 @@ def test_a_point_trains_what_is_written_down_by_hand() -> None:
     """The engine's batches, and gradients by hand."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data, plan = task.load(), plan_of(POINT, 1e-9)
-    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, ReleaseTracker(plan, "", 1 / 9))
+    batches = RoundBatches(plan.participation, 1260, 9, lambda _: key.choices, ReleaseTracker(plan, "", 1 / 9))
     expected = by_hand(
         plan, data.train, [batches.batch(t) for t in range(18)], key=key.noise, learning_rate=2.0, planned_cohort=140
     )[-1]

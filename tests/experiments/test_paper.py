@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from cifar10_files import write_python
+from click.testing import CliRunner
 from imdb_files import write_imdb
-from typer.testing import CliRunner
 
 from fedcgd_experiments import paper_studies, runtime
 from fedcgd_experiments.__main__ import _chosen, app

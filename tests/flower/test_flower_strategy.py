@@ -9,6 +9,7 @@ import pytest
 from fake_grid import FakeGrid, is_training
 from flower_runs import KEY, PLAN, SIZE, STEP, UPDATE, asked_users, hosting, make, names, node, on_the_grid, two_nodes
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.server import strategy as legacy
 from flwr.serverapp.strategy import (
     Bulyan,
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -497,7 +498,14 @@ def test_an_inner_strategy_that_waits_for_nodes_gets_them_or_an_error() -> None:
 def test_wrong_types_are_named_with_what_was_expected() -> None:
     plan = Plan(**PLAN)
     for arguments, words in [
-        ((FedAvg, plan), "inner must be a Flower strategy"),
+        (
+            (FedAvg, plan),
+            r"inner must be a Flower strategy.*; got the class FedAvg, of which none is made yet: FedAvg\(…\)",
+        ),
+        (
+            (legacy.FedAvg(), plan),
+            r"got a FedAvg of flwr.server.strategy, Flower's earlier API: take the one of flwr.serverapp",
+        ),
         ((plan, FedAvg()), "inner must be a Flower strategy"),
         ((FedAvg(), "lambda-cgd"), "plan must be a fedcgd Plan, for example Plan.calibrated.*'lambda-cgd'"),
     ]:

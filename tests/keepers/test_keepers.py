@@ -226,7 +226,7 @@ def test_a_keeper_refuses_what_is_no_request_of_its_run() -> None:
         with pytest.raises(RefusedError, match=match):
             members[0].answer(of, Opening(**{**vars(good), **changes}))
 
-    refused("the list is empty", tickets=(), sealed=())
+    refused("0 nodes are on the list", tickets=(), sealed=())
     refused("a node is twice", tickets=good.tickets[:1] * 2, sealed=good.sealed[:1] * 2)
     refused("has a ticket", tickets=good.tickets[:1])
     refused("is not one of the round's", present=keepers.names[1:])
@@ -240,6 +240,27 @@ def test_a_keeper_refuses_what_is_no_request_of_its_run() -> None:
     renamed = Keepers(cards=(members[1].card, Card("another", members[0].card.public_key)), colluding=0)
     refused("is none of this run's", of=agreement_of(renamed))
     members[0].answer(agreement, good)
+
+
+def test_the_sum_of_fewer_nodes_than_agreed_is_not_opened() -> None:
+    """The least is in everybody's file, so that a server cannot say another one; with 1 a node's own sum may be opened."""
+    keepers = Keepers.simulation(7, 3, colluding=1)
+    assert keepers.nodes == 2
+    assert Keepers.from_toml(replace(keepers, nodes=5).to_toml()).nodes == 5
+    assert replace(keepers, nodes=1).digest != keepers.digest
+    agreement, keeper = agreement_of(keepers), Keeper.simulation(keepers, 0)
+    sent = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(2)]
+    for ask in (keeper.answer, keeper.unreadable):
+        with pytest.raises(
+            RefusedError, match="1 nodes are on the list, and the keepers' file says that at least 2 must be"
+        ):
+            ask(agreement, opening_for(keeper, sent[:1]))
+    keeper.answer(agreement, opening_for(keeper, sent))
+    for nodes in (0, -1, 1.5, True, "2"):
+        with pytest.raises(
+            ValueError, match="nodes, the fewest whose sum is opened, must be a whole number, at least 1"
+        ):
+            replace(keepers, nodes=nodes)
 
 
 def _sealed(keeper: Keeper, agreement: Agreement, round: int) -> dict[str, object]:

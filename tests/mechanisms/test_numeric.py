@@ -93,3 +93,12 @@ def test_a_truth_value_is_no_number() -> None:
         as_float("size", "1")
     with pytest.raises(ValueError, match=r"size must be a whole number, got 1\.0"):
         as_whole("size", 1.0)
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)])
+def test_a_number_that_no_double_holds_is_refused_by_its_name(number: int) -> None:
+    """It was an OverflowError from deep inside."""
+    with pytest.raises(ValueError, match=r"noise_multiplier must be at most 1\.8e308"):
+        compute_epsilon(DPSGD(), RUN, noise_multiplier=number, delta=1e-5)
+    with pytest.raises(ValueError, match=r"epsilon must be at most 1\.8e308"):
+        calibrate(DPSGD(), RUN, epsilon=number, delta=1e-5)

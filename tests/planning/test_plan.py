@@ -168,7 +168,7 @@ def test_a_little_less_noise_than_was_calibrated_does_not_promise_the_budget(mec
     for part in (0.9995, 0.999, 0.998, 0.997):
         less = replace(plan, noise_multiplier=part * plan.noise_multiplier)
         asked = accountant(mechanism, participation)
-        found = asked._search_epsilon(less.noise_multiplier, 1e-5, participation.rounds, lambda _: None).value
+        found = asked.found_epsilon(less.noise_multiplier, 1e-5, participation.rounds, lambda _: None).value
         above += epsilon < found < 1.005 * epsilon
         assert less.guarantee().epsilon >= found
     assert above

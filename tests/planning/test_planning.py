@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from flwr.serverapp.strategy import FedAvgM
 from torch.utils.data import DataLoader
-from typer.testing import CliRunner
 
 from fedcgd import Participation, Plan, accountant
 from fedcgd.cli import app

@@ -93,6 +93,20 @@ def test_a_nonce_that_cannot_be_recorded_makes_no_noise(tensors: bool) -> None:
     assert (np.asarray(total) != 1).any()
 
 
+def test_a_list_of_nonces_that_record_appends_to_is_taken_as_it_was() -> None:
+    """The round's own nonce among the earlier ones was a row too many: noise that is silently not correlated."""
+    noise, nonces = array_noise(PLAN, KEY, "run", lattice_of(PLAN, SIZE)), list[int]()
+    growing = np.zeros((2, SIZE), np.int64)
+    for total in growing:
+        noise.add(total, earlier=nonces, attempt=0, record=nonces.append)
+    assert len(nonces) == len(set(nonces)) == 2
+    stream = NoiseStream(KEY.noise_of("run"))
+    z = np.stack([stream.normal(t, nonce, 0, SIZE) for t, nonce in enumerate(nonces)]).astype(np.float64)
+    expected = PLAN.stddev * (inverse_matrix(PLAN.mechanism, 2) @ z) / noise.lattice.step
+    assert np.abs(growing - expected).max() <= 0.5 + 2**-8 * PLAN.stddev / noise.lattice.step + 1e-6
+    assert np.abs(expected).max() > 100
+
+
 def test_arrays_and_tensors_have_the_same_noise() -> None:
     """Of a simulation, whose nonces are numbers of tries."""
     key, lattice = NoiseKey.simulation(3), lattice_of(PLAN, SIZE)

@@ -36,14 +36,26 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.jsonl"
 
 def targets(only: list[str]) -> dict[str, list[str]]:
     """Each file of targets.toml whose path holds one of `only`, and its test files. Raises ValueError for an empty row."""
+    table = tomllib.loads((HERE / "targets.toml").read_text(encoding="utf-8"))
     rows: dict[str, list[str]] = {}
-    for pattern, tests in tomllib.loads((HERE / "targets.toml").read_text())["targets"].items():
-        files = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern)) if path.name != "__init__.py"]
+    for pattern, tests in table["targets"].items():
+        files = files_of(pattern)
         concerned = sorted({str(path.relative_to(ROOT)) for test in tests for path in (ROOT / "tests").glob(test)})
-        if not files or not concerned:
-            raise ValueError(f"targets.toml: {pattern!r} has {len(files)} files and {len(concerned)} test files")
+        if not concerned:
+            raise ValueError(f"targets.toml: {pattern!r} has no test files")
         rows |= dict.fromkeys(files, concerned)
+    for pattern in table["excluded"]:
+        for path in files_of(pattern):
+            rows.pop(path, None)
     return {path: tests for path, tests in rows.items() if not only or any(part in path for part in only)}
+
+
+def files_of(pattern: str) -> list[str]:
+    """The files of a row or an exclusion, by their paths from the root. Raises ValueError if there are none."""
+    files = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern)) if path.name != "__init__.py"]
+    if not files:
+        raise ValueError(f"targets.toml: {pattern!r} names no file")
+    return files
 
 
 def sample(path: str, seed: int) -> list[Mutant]:

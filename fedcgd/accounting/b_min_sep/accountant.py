@@ -4,18 +4,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
-from fedcgd.accounting.profile import without_sampling
+from fedcgd.accounting.bounds import by_blocks, by_coins, largest_singular_value
+from fedcgd.accounting.sampled import Sampled
 from fedcgd.accounting.secret_rounds import SecretRoundsAccountant
 from fedcgd.accounting.secret_rounds.columns import columns_of
 from fedcgd.accounting.secret_rounds.search import Question
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
 
 
 @dataclass(frozen=True)
 class BMinSepAccountant(SecretRoundsAccountant):
     """Runs in which each user tosses a secret coin in each round in which it may take part, for C without negative entries."""
+
+    def laws(self, released: int) -> tuple[Sampled, ...]:
+        return _laws(self.mechanism, self.participation, released)
 
     def _question(self, released: int) -> Question:
         return _question(self.mechanism, self.participation, released)
@@ -27,5 +30,15 @@ def _question(mechanism: Mechanism, participation: Participation, released: int)
     assert rate is not None
     columns = columns_of(mechanism, participation.rounds, participation.min_separation, released)
     law = BMinSepLaw(released, participation.min_separation, rate, participation.warm_start)
-    reach = sensitivity(mechanism, without_sampling(participation), released=released).value
-    return Question(columns, law, reach)
+    return Question(columns, law)
+
+
+@lru_cache(maxsize=8)
+def _laws(mechanism: Mechanism, participation: Participation, released: int) -> tuple[Sampled, ...]:
+    rate = participation.sampling_rate
+    assert rate is not None
+    columns = columns_of(mechanism, participation.rounds, participation.min_separation, released)
+    found = [by_coins(columns, largest_singular_value(mechanism, columns), rate)]
+    if not columns.amplitude and columns.width > 1:
+        found.append(by_blocks(columns, [columns.products(lag) for lag in range(1, columns.width)], rate))
+    return tuple(found)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from itertools import count
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.accountant import Progress
+from fedcgd.accounting.accountant import Bound, Progress
 from fedcgd.accounting.balls_in_bins.add import add_bound
+from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.markov_chain import (
     FINE,
-    FINEST,
     LARGEST_EXPONENT,
     ROUGH,
     Chain,
@@ -31,44 +31,44 @@ _REFINEMENTS = 6
 _STEPS = 50  # of a search, about
 
 
-def calibrate(gram: Matrix, *, epsilon: float, delta: float, progress: Progress) -> float:
-    """A noise multiplier σ for which both directions are (ε, δ)-private; `gram` is for σ = 1."""
+def calibrate(bins: Bins, *, epsilon: float, delta: float, progress: Progress) -> Bound:
+    """A noise multiplier σ for which both directions are (ε, δ)-private."""
+    gram = bins.gram
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * _reach(gram)
     if highest > LARGEST_SIGMA * _reach(gram):
-        return highest
-    return _least(lambda sigma: (sigma, epsilon), gram, delta, highest, progress)
+        return Bound(highest, METHOD)
+    return Bound(_least(lambda sigma: (sigma, epsilon), gram, delta, highest, progress), METHOD)
 
 
-def epsilon(gram: Matrix, *, sigma: float, delta: float, progress: Progress) -> float:
+def epsilon(bins: Bins, *, sigma: float, delta: float, progress: Progress) -> Bound:
     """An ε for which both directions are (ε, δ)-private."""
+    gram = bins.gram
     highest = gaussian.epsilon(sigma=sigma / _reach(gram), delta=delta)
     if highest < LEAST_EPSILON or _reach(gram) / sigma > LARGEST_EXPONENT:
-        return highest
-    return _least(lambda epsilon: (sigma, epsilon), gram, delta, highest, progress, LEAST_EPSILON)
+        return Bound(highest, METHOD)
+    return Bound(_least(lambda epsilon: (sigma, epsilon), gram, delta, highest, progress, LEAST_EPSILON), METHOD)
 
 
-def delta(gram: Matrix, *, sigma: float, epsilon: float, progress: Progress) -> float:
+def delta(bins: Bins, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
     """A δ for which both directions are (ε, δ)-private."""
+    gram = bins.gram
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(gram))
     if highest <= LEAST_DELTA or not 1 / LARGEST_EXPONENT <= sigma / _reach(gram) <= LARGEST_SIGMA:
-        return highest
+        return Bound(highest, METHOD)
     chains = chains_of(gram)
     if len(gram) == 1 or not chains:
-        return highest
+        return Bound(highest, METHOD)
     rough = [_both(chain, gram, sigma, epsilon, highest, 0.0, ROUGH) for chain in chains]
     least = min(rough)
     progress(f"δ ≤ {least:.3g}")
     best = chains[rough.index(least)]
-    return min(highest, least, _both(best, gram, sigma, epsilon, min(highest, least), 0.0, _fine(best)))
+    fine = _both(best, gram, sigma, epsilon, min(highest, least), 0.0, FINE)
+    return Bound(min(highest, least, fine), METHOD)
 
 
 def _reach(gram: Matrix) -> float:
     """The sensitivity of the worst bin: without amplification, δ is that of a Gaussian with it."""
     return math.sqrt(float(gram.diagonal().max()))
-
-
-def _fine(chain: Chain) -> Fineness:
-    return FINEST if chain.is_independent else FINE
 
 
 def _both(
@@ -126,7 +126,7 @@ def _least(
     slope = max((excess(low, best, ROUGH) - excess(high, best, ROUGH)) / math.log(high / low), _SLOPE)
     last: tuple[float, float] | None = None
     for _ in range(_REFINEMENTS):
-        above = excess(x, best, _fine(best))
+        above = excess(x, best, FINE)
         if above <= 0:
             found = x
         if -_NEAR < above <= 0:

@@ -9,7 +9,6 @@ Where the bins are many and alike, L is most of what S varies by; a mean over it
 """
 
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import log_ndtr
 
-from fedcgd.blas import one_thread
+from fedcgd.blas import one_thread, usable_cores
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 Single = NDArray[np.float32]
@@ -97,7 +96,7 @@ def run_in_blocks(draw: Callable[[np.random.Generator, int], Drawn], count: int,
     sizes = [min(size, count - start) for start in range(0, count, size)]
     seeds = np.random.SeedSequence(seed).spawn(len(sizes))
     # Threads that BLAS starts inside ours wait for each other: up to six times as slow where others use the processor too.
-    with one_thread(), ThreadPoolExecutor(min(len(sizes), len(os.sched_getaffinity(0)))) as pool:
+    with one_thread(), ThreadPoolExecutor(min(len(sizes), usable_cores())) as pool:
         blocks = pool.map(
             lambda pair: draw(np.random.Generator(np.random.SFC64(pair[0])), pair[1]), zip(seeds, sizes, strict=True)
         )

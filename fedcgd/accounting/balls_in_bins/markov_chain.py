@@ -46,7 +46,6 @@ _BLOCK = 16  # rows of a grid that are worked on at a time, so that they stay in
 _LARGEST_PRICE = 600.0  # log of what neither overflows nor underflows
 
 ROUGH, FINE = Fineness(0.5, 1.2, 400), Fineness(0.18, 0.8, 900)
-FINEST = Fineness(0.08, 0.8, 2000)  # where bins are independent, and one row of the grid stands for all
 
 
 @dataclass(frozen=True, eq=False)

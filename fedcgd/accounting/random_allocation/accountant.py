@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedcgd.accounting.accountant import Bound
+from fedcgd.accounting.bounds import by_norm, largest_singular_value
 from fedcgd.accounting.coverage import too_wide
-from fedcgd.accounting.poisson import WITHOUT_AMPLIFICATION
-from fedcgd.accounting.random_allocation.epochs import Overlaps
+from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION
+from fedcgd.accounting.random_allocation.epochs import Epochs, Overlaps
 from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
+from fedcgd.accounting.random_allocation.one_band import epochs_of
+from fedcgd.accounting.sampled import Sampled
 from fedcgd.accounting.secret_rounds import SecretRoundsAccountant
 from fedcgd.accounting.secret_rounds.columns import columns_of
 from fedcgd.accounting.secret_rounds.search import Question
@@ -23,8 +26,14 @@ class BandsAccountant(SecretRoundsAccountant):
     """
 
     def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
-        reach = self._question(released).reach
+        question = self._question(released)
+        law = Epochs(released, self.participation.spacing)
+        reach = math.sqrt(Overlaps.of(question.columns, law).most())
         return Bound(reach / noise_multiplier, WITHOUT_AMPLIFICATION, sensitivity=reach)
+
+    def laws(self, released: int) -> tuple[Sampled, ...]:
+        norm = largest_singular_value(self.mechanism, self._question(released).columns)
+        return (by_norm(epochs_of(released, self.participation.spacing, norm)),)
 
     def _question(self, released: int) -> Question:
         return _question(self.mechanism, self.participation, released)
@@ -38,4 +47,4 @@ def _question(mechanism: Mechanism, participation: Participation, released: int)
         raise too_wide(mechanism, participation, bands)
     columns = columns_of(mechanism, participation.rounds, length, released)
     law = RandomAllocationLaw(released, length)
-    return Question(columns, law, math.sqrt(Overlaps.of(columns, law).most()))
+    return Question(columns, law)

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import numpy as np
 
 from fedcgd.accounting.accountant import Bound, Progress
-from fedcgd.accounting.profile import ProfileAccountant
+from fedcgd.accounting.amplified import ProfileAccountant
 from fedcgd.accounting.secret_rounds import search
 from fedcgd.accounting.secret_rounds.search import Question
 from fedcgd.mechanisms.mechanism import Matrix, Vector
@@ -19,7 +19,8 @@ class SecretRoundsAccountant(ProfileAccountant):
 
     def rough_noise_multiplier(self, *, epsilon: float, delta: float) -> float:
         """σ that a few draws propose, the same random numbers for every mechanism, so that differences between them are seen."""
-        return search.propose(self._question(self.participation.rounds), epsilon=epsilon, delta=delta)
+        question = self._question(self.participation.rounds)
+        return search.propose(question, self._least_sigma(epsilon, delta).value, epsilon=epsilon, delta=delta)
 
     def log_ratio(self, sigma: float, seen: Matrix) -> Vector:
         """log S, which tells best whether a user of the worst kind took part, up to a thousandth; shape (draws,).
@@ -33,15 +34,15 @@ class SecretRoundsAccountant(ProfileAccountant):
         x = question.columns.adjoint(seen) / sigma**2
         return np.asarray(np.log(likelihood.bounds(likelihood.weights(x))[1]))
 
-    def _search_sigma(self, epsilon: float, delta: float, progress: Progress) -> Bound:
+    def _search_sigma(self, most: Bound, epsilon: float, delta: float, progress: Progress) -> Bound:
         question = self._question(self.participation.rounds)
-        return search.calibrate(question, epsilon=epsilon, delta=delta, progress=progress)
+        return search.calibrate(question, most, epsilon=epsilon, delta=delta, progress=progress)
 
-    def _search_epsilon(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
-        return search.epsilon(self._question(released), sigma=sigma, delta=delta, progress=progress)
+    def _search_epsilon(self, most: Bound, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
+        return search.epsilon(self._question(released), most, sigma=sigma, delta=delta, progress=progress)
 
-    def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
-        return search.delta(self._question(released), sigma=sigma, epsilon=epsilon, progress=progress)
+    def _search_delta(self, most: Bound, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
+        return search.delta(self._question(released), most, sigma=sigma, epsilon=epsilon, progress=progress)
 
     @abstractmethod
     def _question(self, released: int) -> Question:

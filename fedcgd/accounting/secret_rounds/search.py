@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 
-from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Bound, Progress, silent
 from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
 from fedcgd.accounting.confidence import radius, stake, upper_bound
@@ -65,8 +64,6 @@ class Question:
 
     columns: Columns
     law: Law
-    reach: float
-    """The sensitivity for an adversary who knows all rounds."""
 
     def at(self, sigma: float, epsilon: float, patience: float = 1.0) -> "Point":
         """The two directions there."""
@@ -261,9 +258,9 @@ def _bound(draws: Vector, pilot: Vector, failure: float) -> float:
     return upper_bound(draws, 1.0, stake(float(pilot.var()) + 1e-12, 1.0, len(draws), failure), failure)
 
 
-def calibrate(question: Question, *, epsilon: float, delta: float, progress: Progress) -> Bound:
-    """A noise multiplier σ for which both directions are proven to be (ε, δ)-private."""
-    highest = gaussian.sigma(epsilon=epsilon, delta=delta) * question.reach  # without amplification
+def calibrate(question: Question, most: Bound, *, epsilon: float, delta: float, progress: Progress) -> Bound:
+    """A noise multiplier σ for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
+    highest = most.value
     seed = question.seed("sigma", epsilon, delta)
     failure = failure_probability(delta)
     goal = delta - failure
@@ -290,12 +287,11 @@ def calibrate(question: Question, *, epsilon: float, delta: float, progress: Pro
             return Bound(x, METHOD, failure_probability=failure)
         x *= max(_RAISE, math.exp(math.log(found / goal) / slope) * 1.0005)
         pilot = at(x).pilot(seed, failure / _TRIES, pilot)
-    return Bound(highest, METHOD)
+    return most
 
 
-def propose(question: Question, *, epsilon: float, delta: float) -> float:
+def propose(question: Question, highest: float, *, epsilon: float, delta: float) -> float:
     """About the σ that `calibrate` returns, unconfirmed; by the same random numbers for every question."""
-    highest = gaussian.sigma(epsilon=epsilon, delta=delta) * question.reach
     failure = failure_probability(delta)
 
     def at(sigma: float) -> Point:
@@ -304,9 +300,11 @@ def propose(question: Question, *, epsilon: float, delta: float) -> float:
     return _proposed(at, highest, delta - failure, 0, failure / _TRIES, silent)[0]
 
 
-def epsilon(question: Question, *, sigma: float, delta: float, progress: Progress) -> Bound:
-    """An ε for which both directions are proven to be (ε, δ)-private."""
-    highest = gaussian.epsilon(sigma=sigma / question.reach, delta=delta)
+def epsilon(question: Question, most: Bound, *, sigma: float, delta: float, progress: Progress) -> Bound:
+    """An ε for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
+    highest = most.value
+    if highest <= LEAST_EPSILON:
+        return most
     seed = question.seed("epsilon", sigma, delta)
     failure = failure_probability(delta)
     goal = delta - failure
@@ -321,26 +319,25 @@ def epsilon(question: Question, *, sigma: float, delta: float, progress: Progres
         progress(_confirming(x))
         found, delta_there = Ladder.of(pilot.with_a_surer_line(seed), seed).confirm(goal, seed, attempt)
         if found is not None:
-            return Bound(min(found, highest), METHOD, failure_probability=failure)
+            return Bound(found, METHOD, failure_probability=failure) if found < highest else most
         x *= math.exp(_RUNG * _RUNGS * _ABOVE + max(0.0, math.log(delta_there / goal)) / slope)
         pilot = at(x).pilot(seed, failure / _TRIES, pilot)
-    return Bound(highest, METHOD)
+    return most
 
 
-def delta(question: Question, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
-    """A δ for which both directions are proven to be (ε, δ)-private."""
-    highest = gaussian.delta(epsilon=epsilon, sigma=sigma / question.reach)
-    if highest <= LEAST_DELTA:
-        return Bound(highest, METHOD)
+def delta(question: Question, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
+    """A δ for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
+    if most.value <= LEAST_DELTA:
+        return most
     seed = question.seed("delta", sigma, epsilon)
     first = question.at(sigma, epsilon, _PATIENCE).pilot(seed, 1e-12)
     if first is None:
-        return Bound(highest, METHOD)
+        return most
     failure = failure_probability(max(first.mean, LEAST_DELTA))
     pilot = Pilot(first.point, first.sampler, first.values, first.shares, first.ratios, failure)
     progress(f"δ about {first.mean:.3g}: to be confirmed")
     found = pilot.confirm(math.inf, seed, 0) + failure
-    return Bound(found, METHOD, failure_probability=failure) if found < highest else Bound(highest, METHOD)
+    return Bound(found, METHOD, failure_probability=failure) if found < most.value else most
 
 
 def _confirming(x: float) -> str:

@@ -1,0 +1,150 @@
+"""Bounds without draws: never below δ by enumeration of all coins and quadrature, and what they bring at small δ."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from oracles_b_min_sep import deltas, patterns
+
+from fedcgd import BSR, DPSGD, LambdaCGD, Participation, calibrate
+from fedcgd.accounting import PastRun, accountant, compose, compute_delta
+from fedcgd.accounting.bounds import largest_singular_value
+from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION
+from fedcgd.accounting.sampled import OneOf, Sampled
+from fedcgd.accounting.secret_rounds.columns import columns_of
+
+
+def toeplitz(coefficients, rounds: int) -> np.ndarray:
+    padded = [*coefficients, *[0.0] * rounds][:rounds]
+    return np.array([[padded[i - j] if i >= j else 0.0 for j in range(rounds)] for i in range(rounds)])
+
+
+def coins(rounds: int, apart: int, rate: float, *, warm: bool) -> Participation:
+    return Participation(rounds=rounds, min_separation=apart, sampling="b-min-sep", sampling_rate=rate, warm_start=warm)
+
+
+MECHANISMS = [
+    (DPSGD(), [1.0]),
+    (BSR(2), [1.0, 0.5]),
+    (BSR(3), [1.0, 0.5, 0.375]),
+    (LambdaCGD(0.6), [0.6**u for u in range(4)]),
+]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(("apart", "rate"), [(1, 0.3), (2, 0.4), (3, 0.7), (2, 1.0)])
+@pytest.mark.parametrize(("mechanism", "coefficients"), MECHANISMS)
+@pytest.mark.parametrize(("rounds", "points"), [(3, 120), (4, 36)])
+def test_each_bound_is_above_every_sequence_of_coins(
+    mechanism, coefficients, apart, rate, warm, rounds, points
+) -> None:
+    """Each of them alone, at two ε, in both directions."""
+    run = coins(rounds, apart, rate, warm=warm)
+    c, law = toeplitz(coefficients, rounds), patterns(rounds, apart, rate, warm=warm)
+    laws = accountant(mechanism, run).laws(rounds)
+    assert len(laws) == 1 + (1 < min(len(coefficients), rounds) <= apart)
+    for sigma, epsilon in ((1.0, 1.0), (2.5, 0.3)):
+        truth = deltas(c, law, sigma, epsilon, points)
+        for bound in laws:
+            assert bound.delta(sigma, epsilon) >= max(truth) * (1 - 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "coefficients", "sampling"),
+    [
+        (BSR(2), [1.0, 0.5], "random-allocation"),
+        (BSR(2), [1.0, 0.5], "balls-in-bins"),
+        (BSR(3), [1.0, 0.5, 0.375], "balls-in-bins"),
+        (LambdaCGD(0.5), [1, 0.5, 0.25, 0.125], "balls-in-bins"),
+    ],
+)
+def test_the_norm_of_c_bounds_samplings_of_one_round_in_several(mechanism, coefficients, sampling) -> None:
+    """Four rounds: one of two bins for good, or one of two in each epoch."""
+    if sampling == "balls-in-bins":
+        run = Participation(rounds=4, min_separation=2, sampling=sampling)
+        law = {(0, 2): 0.5, (1, 3): 0.5}
+    else:
+        run = Participation(rounds=4, max_participations=2, sampling=sampling)
+        law = dict.fromkeys(itertools.product((0, 1), (2, 3)), 0.25)
+    truth = deltas(toeplitz(coefficients, 4), law, 1.5, 0.7, 36)
+    (bound,) = accountant(mechanism, run).laws(4)
+    assert bound.delta(1.5, 0.7) >= max(truth) * (1 - 2e-3)
+
+
+def test_balls_in_bins_without_overlap_is_a_single_choice() -> None:
+    """Of C = I the bound is the law itself: quadrature, also of a part of an epoch."""
+    run = Participation(rounds=6, min_separation=3, sampling="balls-in-bins")
+    for released, law in ((6, [(0, 3), (1, 4), (2, 5)]), (4, [(0, 3), (1,), (2,)]), (2, [(0,), (1,), ()])):
+        points = {6: 16, 4: 44, 2: 800}[released]
+        weights: dict[tuple[int, ...], float] = dict.fromkeys(law, 1 / 3)
+        truth = max(deltas(np.eye(released), weights, 1.2, 0.4, points)) if released < 6 else 0.0
+        found = compute_delta(DPSGD(), run, noise_multiplier=1.2, epsilon=0.4, released=released)
+        assert found.failure_probability == 0
+        assert truth * (1 - 2e-3) <= found.delta
+        assert released == 6 or found.delta <= truth * 1.01
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 40])
+@pytest.mark.parametrize("mechanism", [DPSGD(), BSR(4), LambdaCGD(0.9)])
+def test_the_norm_is_at_least_that_of_the_matrix_and_hardly_more(mechanism, rounds: int) -> None:
+    c = np.column_stack([mechanism.columns(rounds, np.arange(rounds))]).reshape(rounds, rounds)
+    truth = float(np.linalg.norm(c, 2))
+    found = largest_singular_value(mechanism, columns_of(mechanism, rounds, 1, rounds))
+    assert truth <= found <= 1.2 * truth
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "rate", "epsilon", "delta", "most"),
+    [
+        (BSR(4), 0.1, 0.3, 1e-9, 38.8),  # was 106.4, that without any sampling
+        (BSR(4), 0.1, 0.1, 1e-7, 90.9),
+        (DPSGD(), 0.01, 0.3, 1e-9, 2.19),  # was 87.2
+        (DPSGD(), 0.01, 0.5, 1e-12, 1.83),  # was 64.2
+    ],
+)
+def test_amplification_stays_at_small_delta_and_the_method_says_how(mechanism, rate, epsilon, delta, most) -> None:
+    found = calibrate(mechanism, coins(100, 4, rate, warm=True), epsilon=epsilon, delta=delta)
+    assert found.noise_multiplier < most
+    assert found.failure_probability == 0
+    assert "same coins" in found.method
+    known = calibrate(mechanism, Participation(rounds=100, min_separation=4), epsilon=epsilon, delta=delta)
+    assert found.noise_multiplier < 0.5 * known.noise_multiplier
+
+
+def test_blocks_bring_more_than_the_norm_where_bands_are_many_and_coins_rare() -> None:
+    """√(bands) for the norm of one column against the sum of its entries."""
+    run = coins(400, 40, 0.002, warm=True)
+    coin, blocks = accountant(BSR(32), run).laws(400)
+    sigma = 12.0
+    assert blocks.delta(sigma, 1.0) < coin.delta(sigma, 1.0)
+
+
+def test_nothing_is_gained_where_everybody_is_always_there_and_the_method_says_so() -> None:
+    run = coins(6, 2, 1.0, warm=False)
+    found = compute_delta(BSR(2), run, noise_multiplier=3.0, epsilon=1.0)
+    known = compute_delta(BSR(2), Participation(rounds=6, min_separation=2), noise_multiplier=3.0, epsilon=1.0)
+    assert found.delta <= known.delta
+    if found.delta == known.delta:
+        assert found.method == WITHOUT_AMPLIFICATION
+
+
+def test_joint_epsilon_uses_the_bound_without_draws_where_that_is_the_least() -> None:
+    """Two runs by their coins are one of twice the rounds."""
+    run = coins(100, 4, 0.01, warm=True)
+    past = PastRun(mechanism=DPSGD(), participation=run, noise_multiplier=2.2)
+    joint = compose([past, past], delta=1e-9)
+    longer = Participation(rounds=200, sampling="poisson", sampling_rate=0.01)
+    one = accountant(DPSGD(), longer).epsilon(noise_multiplier=2.2, delta=1e-9).epsilon
+    assert joint.failure_probability == 0
+    assert joint.epsilon == pytest.approx(one, rel=1e-3)
+
+
+def test_rounds_to_come_are_constants() -> None:
+    """One of three rounds of which one is out: (2 + V)/3, the law of a coin of ⅓."""
+    coin = accountant(DPSGD(), Participation(rounds=1, sampling="poisson", sampling_rate=1 / 3))
+    for sigma, epsilon in ((0.5, 1.0), (2.0, 0.05)):
+        exact = coin.delta(noise_multiplier=sigma, epsilon=epsilon).delta
+        found = Sampled(((OneOf(((1.0, 1), (0.0, 2))), 1),), "").delta(sigma, epsilon)
+        assert exact * (1 - 1e-4) <= found <= exact * 1.01
+    assert math.isfinite(exact)
