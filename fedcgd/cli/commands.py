@@ -45,7 +45,7 @@ class PlanOptions:
 
     Only public numbers go in, so that the answer costs no privacy. A --spectrum or --proxy of private data would make ε wrong.
 
-    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred
+    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred 0.9
     """
 
     users: Annotated[int, Option(help="Examples, or people where a person is what is protected. A public number.")]
@@ -82,8 +82,11 @@ class PlanOptions:
         Option(help="Inputs of the linear model, the bias not counted; examples are scaled to norm 1."),
     ] = None
     uncentred: Annotated[
-        bool, Option("--uncentred", help="The inputs have a mean far from zero, as raw pixels have.")
-    ] = False
+        float,
+        Option(
+            help="The part that the inputs' mean has of their square norm: 0 if standardised, 0.7 to 0.9 for raw pixels."
+        ),
+    ] = 0.0
     hidden_layers: Annotated[
         int | None,
         Option(
@@ -442,7 +445,8 @@ class ComposeOptions:
     Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
     The private evaluations of a run count with it: their ledger is looked for beside the run's.
     An older copy of a ledger changes nothing. Copies of one run that went on in two places are both counted, and said.
-    Exit code 1 if a ledger contradicts itself, the register of its key or the joint budget that it was begun with.
+    Every run counts against every joint budget that one of them was begun with, named there or not.
+    Exit code 1 if a ledger contradicts itself or the register of its key, or if a joint budget is exceeded.
 
     Example: fedcgd ledger compose A.db B.db
     """

@@ -20,6 +20,7 @@ from fedcgd.planning import (
     RehearsedRecipe,
     as_python,
     as_run_config,
+    expectation,
     is_hopeless,
     plan_recipes,
     recommended,
@@ -27,7 +28,7 @@ from fedcgd.planning import (
     verdict,
     with_more_turns,
 )
-from fedcgd.planning.planner import as_part
+from fedcgd.planning.planner import as_part, as_ratio
 from fedcgd.planning.rehearsal import Train
 from fedcgd.quadratic import Spectrum
 
@@ -65,7 +66,7 @@ def plan(asked: PlanOptions) -> None:
             )
         )
         if asked.plot is not None:
-            draw(asked.plot, _frontier(question, say))
+            draw(asked.plot, question, _frontier(question, say))
         more = None
         if train is None and not is_hopeless(ranked):
             say("twice the turns")
@@ -73,7 +74,11 @@ def plan(asked: PlanOptions) -> None:
     if asked.json:
         print_json(
             budget(asked.epsilon, asked.delta)
-            | ({} if train is not None else {"verdict": verdict(ranked)})
+            | (
+                {}
+                if train is not None
+                else {"verdict": verdict(ranked), "expectation": expectation(recommended(ranked))}
+            )
             | ({} if more is None else {"loss_with_twice_the_turns": more.outcome.loss})
             | {"users": asked.users, "recipes": [figures(one, question, asked.clip_norm) for one in ranked]}
         )
@@ -81,16 +86,16 @@ def plan(asked: PlanOptions) -> None:
         show(ranked, question, asked.clip_norm, more)
 
 
-def _linear(classes: int | None, features: int | None, uncentred: bool) -> LinearModel | None:
+def _linear(classes: int | None, features: int | None, mean_share: float) -> LinearModel | None:
     """The model of the options, if they describe one."""
-    if classes is None and features is None and not uncentred:
+    if classes is None and features is None and not mean_share:
         return None
     if classes is None or features is None:
         raise ValueError(
             "a linear model is described by --classes and --features together, and --uncentred is of one: "
             "give both, or none of the three"
         )
-    return LinearModel(classes=classes, features=features, centred=not uncentred)
+    return LinearModel(classes=classes, features=features, mean_share=mean_share)
 
 
 def _public(path: Path | None, *, sure: bool) -> Spectrum | None:
@@ -129,6 +134,8 @@ def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dic
         "learning_rate": planned.outcome.learning_rate / clip_norm,
         "progress": planned.outcome.progress,
         "noise": planned.outcome.noise,
+        "signal_to_noise": planned.outcome.signal_to_noise,
+        "unlearned": planned.outcome.unlearned,
         "loss": planned.outcome.loss,
         **(
             {"score": planned.score, "score_error": planned.error, "rehearsals": planned.rehearsals}
@@ -167,7 +174,7 @@ def show(
     what = (
         "score: on the proxy, and the number of rehearsals whose mean it is"
         if rehearsed
-        else "noise: the standard deviation that it gives one weight of the last model"
+        else "s/n: how far a steady gradient of norm 1 moves the model, over the noise in a weight; one scale for all models"
     )
     table = Table(
         caption="cohort: users in a round. turns: rounds of one user (poisson, b-min-sep: on average). rate: the first learning "
@@ -179,7 +186,7 @@ def show(
         padding=0,  # so that a name fits into 80 columns unbroken
         pad_edge=False,
     )
-    last = ("loss", "score") if rehearsed else ("noise", "loss")
+    last = ("loss", "score") if rehearsed else ("s/n", "loss")
     for column in ("recipe", "cohort", "rounds", "turns", "rate", "schedule", "σ", *last):
         table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right", overflow="fold")
     for one in ranked:
@@ -194,7 +201,7 @@ def show(
             *(
                 (loss, f"{one.score:.3g} ({one.rehearsals})")
                 if isinstance(one, RehearsedRecipe)
-                else (f"{one.outcome.noise * clip_norm:.3g}", loss)
+                else (as_ratio(one.outcome.signal_to_noise), loss)
             ),
         )  # fmt: skip
     console.print(table)
@@ -203,6 +210,7 @@ def show(
         if is_hopeless(ranked):
             console.print("So no recipe is recommended or printed as a program. With --json all are printed.")
             return
+        console.print(expectation(recommended(ranked)), soft_wrap=True, highlight=False)
         if more is not None:
             console.print(
                 f"More turns are more work, at the same ε and δ: with --turns {2 * question.turns}, {more.recipe.mechanism} "
@@ -223,19 +231,27 @@ def show(
 
 
 def _frontier(question: Question, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
-    """For each kind, (turns, expected loss)."""
+    """For each kind, (turns, the least expected loss of at most so many)."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for turns in sorted({turns for turns in _TURNS if turns < question.turns} | {question.turns}):
         say(f"the picture, {turns} turns")
         for one in plan_recipes(replace(question, turns=turns)):
-            curves.setdefault(one.kind, []).append((turns, one.outcome.loss))
+            points = curves.setdefault(one.kind, [])
+            points.append((turns, min([one.outcome.loss, *(loss for _, loss in points)])))
     return curves
 
 
-def draw(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
+def draw(path: Path, question: Question, curves: dict[str, list[tuple[int, float]]]) -> None:
     """Expected loss against turns, one curve a kind, into the image file `path`."""
     with drawn(path, 7, 4.5) as figure:
-        axes = figure.add_subplot(xscale="log", xlabel="turns of a user", ylabel="part of the loss that is left")
+        axes = figure.add_subplot(
+            xscale="log", xlabel="at most so many turns of a user", ylabel="part of the loss that is left"
+        )
         for (kind, points), marker in zip(curves.items(), "osv^D*Px<>", strict=False):
             axes.plot(*zip(*points, strict=True), marker=marker, label=kind)
+        every = sorted({turns for points in curves.values() for turns, _ in points})
+        axes.set_xticks(every, [str(turns) for turns in every])
+        axes.set_xticks([], minor=True)
+        axes.set_ylim(bottom=0)
+        axes.set_title(f"{question.users} users, ε = {question.epsilon:g}, δ = {question.delta:g} (zero out one user)")
         axes.legend()

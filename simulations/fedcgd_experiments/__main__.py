@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +13,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedcgd.cli.declare import Argument, Option, group_of
+from fedcgd.mechanisms.schedule import Schedule
+from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.comparison import epsilons, pick
@@ -19,11 +22,13 @@ from fedcgd_experiments.flower_command import flower_command
 from fedcgd_experiments.paper_studies import PAPER_STUDIES
 from fedcgd_experiments.people import PeopleTrainer
 from fedcgd_experiments.people_point import PeoplePoint
+from fedcgd_experiments.point import CentralPoint
 from fedcgd_experiments.results import Results, write_table
-from fedcgd_experiments.runner import Trainer, carry_out, within
+from fedcgd_experiments.runner import NEVER, Deadline, Trainer, carry_out, within
 from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Study
 from fedcgd_experiments.tables import Found, accuracy, fill, point_class
+from fedcgd_experiments.training import outcome, planned_rates, training
 
 console = Console()
 
@@ -68,7 +73,7 @@ def run_command(
         done = carry_out(
             study,
             Results(results / f"{study.name}.jsonl"),
-            trainer_of(study, data_dir, physical_batch),
+            trainer_of(study, data_dir, physical_batch, results / "checkpoints", late),
             processes=processes or os.cpu_count() or 1,
             console=console,
             late=late,
@@ -77,13 +82,53 @@ def run_command(
         left += done.left
         if not done.left:
             click.echo(accuracy(results, study.name))
-    for line in failures:
-        console.print(line, style="red", markup=False)
-    if failures:
-        raise SystemExit(1)
-    if left:
-        console.print(f"{left} trainings or more are left; call again to go on")
-        raise SystemExit(3)
+    _end(failures, left)
+
+
+def train_command(
+    task: Annotated[str, Argument(help="the data, for example cifar10")],
+    model: Annotated[str, Argument(help="one of the task's models, for example scattering")],
+    mechanism: Annotated[str, Argument(help="with its number: dp-sgd, lambda-cgd:0.95, bisr:16, …")],
+    epsilon: Annotated[list[float], Option(help="repeat it for several")],
+    delta: float = 1e-5,
+    sampling: Annotated[Sampling, Option(help="of the batches; none: anybody may know them")] = "none",
+    epochs: int = 10,
+    steps: Annotated[int, Option(help="rounds of an epoch")] = 20,
+    learning_rate: Annotated[
+        list[float] | None,
+        Option(help="repeat it to choose by validation; default: half, once and twice what theory expects to be best"),
+    ] = None,
+    momentum: float = 0.9,
+    schedule: Annotated[Schedule, Option(help="of the rate")] = "linear",
+    clip_norm: float = 1.0,
+    seeds: Annotated[int, Option(min=1, help="trainings whose test accuracies are averaged")] = 3,
+    results: Folder = Path("results"),
+    data_dir: DataDir = "",
+    processes: Annotated[int, Option(min=0, help="how many at once; 0: one for each core")] = 1,
+    nice: Annotated[int, Option(type=click.IntRange(0, 19), help="how far to stand back for other programs")] = 0,
+    minutes: Annotated[float | None, Option(help="stop after so many; call again to go on")] = None,
+    physical_batch: Annotated[int, Option(min=1, help="per-example gradients at a time")] = 512,
+) -> None:
+    """Train one model by one mechanism at each ε: the rate by validation examples, accuracy on test examples.
+
+    What the results hold is not run again, and a long training goes on from its last epoch: call again after an interruption.
+
+    Example: python -m fedcgd_experiments train cifar10 scattering-4 lambda-cgd:0.95 --epsilon 3 --epochs 60 --data-dir /tmp/data
+    """
+    os.nice(nice)
+    late = within(minutes)
+    trainer = CentralTrainer(
+        data_dir=data_dir or None, physical_batch=physical_batch, checkpoints=results / "checkpoints", late=late
+    )
+    point = CentralPoint(
+        task=task, model=model, mechanism=mechanism, sampling=sampling, epsilon=epsilon[0], delta=delta, steps=steps,
+        epochs=epochs, learning_rate=1.0, momentum=momentum, schedule=schedule, clip_norm=clip_norm, seed=0,
+    )  # fmt: skip
+    rates = {one: learning_rate or planned_rates(replace(point, epsilon=one), trainer) for one in sorted(epsilon)}
+    study, found = training(point, rates, seeds), Results(results / f"{task}-{model}.jsonl")
+    done = carry_out(study, found, trainer, processes=processes or os.cpu_count() or 1, console=console, late=late)
+    click.echo(outcome(study, found.rows()), nl=False)
+    _end(list(done.failures), done.left)
 
 
 def table_command(
@@ -121,7 +166,7 @@ def plot_command(
     epsilon: Annotated[float, Option(help="of the picture of accuracy against work")] = 1.0,
     format: Annotated[Literal["png", "svg"], Option(help="of the files")] = "png",
 ) -> None:
-    """Draw what correlated noise gains (a heat map), accuracy against work, and running times if `runtime.jsonl` is there.
+    """Draw what correlated noise gains (a heat map) and accuracy against work; running times and λ where they were measured.
 
     Example: python -m fedcgd_experiments plot --results benchmarks/results --output benchmarks/results/plots
     """
@@ -132,6 +177,11 @@ def plot_command(
         "gains": lambda: plots.gains(found),
         "frontier": lambda: plots.frontier(found, epsilon),
         "runtime": lambda: plots.runtime_bars(timed),
+        **{
+            name: partial(plots.lambdas, Found.read(results, name))
+            for name in PAPER_STUDIES
+            if name.startswith(("figure-2", "figure-3", "figure-7")) and (results / f"{name}.jsonl").exists()
+        },
     }
     for name, draw in figures.items():
         path = output / f"{name}.{format}"
@@ -167,11 +217,28 @@ def flower_commands(
                 click.echo(flower_command(point, users=users, gpus=gpus, data_dir=data_dir or None))
 
 
-def trainer_of(study: Study, data_dir: str = "", physical_batch: int = 512) -> Trainer:
+def _end(failures: list[str], left: int) -> None:
+    """Say what failed and how much is left, and exit with 1 or 3 then."""
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if failures:
+        raise SystemExit(1)
+    if left:
+        console.print(f"{left} trainings or more are left; call again to go on")
+        raise SystemExit(3)
+
+
+def trainer_of(
+    study: Study,
+    data_dir: str = "",
+    physical_batch: int = 512,
+    checkpoints: Path | None = None,
+    late: Deadline = NEVER,
+) -> Trainer:
     """What trains the points of `study`."""
     if point_class(study) is PeoplePoint:
         return PeopleTrainer(data_dir=data_dir)
-    return CentralTrainer(data_dir=data_dir or None, physical_batch=physical_batch)
+    return CentralTrainer(data_dir=data_dir or None, physical_batch=physical_batch, checkpoints=checkpoints, late=late)
 
 
 def _chosen(names: list[str] | None) -> list[Study]:
@@ -188,6 +255,7 @@ app = group_of(
     {
         "list": list_command,
         "run": run_command,
+        "train": train_command,
         "table": table_command,
         "page": page_command,
         "plot": plot_command,

@@ -19,7 +19,7 @@ from fedcgd_simulations.report import plot_accuracy, summary
 
 USERS, COHORT, TURNS, DELTA = 1260, 60, 10, 1e-5
 """The task: 1260 users with one digit each, of whom the server reaches 60 in a round, and each at most ten times."""
-MODEL = LinearModel(classes=10, features=64, centred=False)
+MODEL = LinearModel(classes=10, features=64, mean_share=0.9)
 """Softmax regression on pixels."""
 
 
