@@ -5,9 +5,10 @@ RESULTS ?= results
 BIN := $(VENV)/bin
 LOCKED = $(BIN)/python -m pip install --quiet --no-deps --require-hashes -r
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-export PYTHONDONTWRITEBYTECODE := 1
+# Pytest's rewritten tests are kept in __pycache__: without that, each process of a run compiles all of them, 8 s of its processor time.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: simulate test test-pythons test-newest test-oldest test-installs lock test-slow check static workflows site docs bench mutants clean
+.PHONY: simulate test test-all test-pythons test-newest test-oldest test-processors test-installs lock test-slow check static workflows site docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
 # Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it;
@@ -33,6 +34,10 @@ PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(PARALLEL)
 
+# The tests that `test` leaves out because they take long, after it.
+test-all: test
+	$(BIN)/python -m pytest $(PARALLEL) -m 'long and not slow'
+
 # The suite on every interpreter that is installed, each in an environment of its own, under the lock: on the PATH, or else pyenv's.
 # PYTHONS="/opt/python3.12 /opt/python3.13" names others. All run; the last line says which failed.
 PYTHONS ?= python3.11 python3.12 python3.13
@@ -42,7 +47,7 @@ test-pythons:
 			$$path -c '' 2> /dev/null && python=$$path && break; \
 		done; \
 		if test -z "$$python"; then echo "$$name is not installed"; continue; fi; \
-		found=1; $(MAKE) test PYTHON=$$python VENV=$(VENV)-$$(basename $$name) || failed="$$failed $$name"; \
+		found=1; $(MAKE) test-all PYTHON=$$python VENV=$(VENV)-$$(basename $$name) || failed="$$failed $$name"; \
 	done; \
 	test -n "$$found" || { echo "none of $(PYTHONS) is installed: name interpreters with PYTHONS="; exit 1; }; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
@@ -53,7 +58,7 @@ test-newest:
 	$(PYTHON) -m venv $(VENV)-newest
 	$(VENV)-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
 	$(VENV)-newest/bin/python tools/versions.py
-	$(VENV)-newest/bin/python -m pytest $(PARALLEL) --foreign-warnings
+	$(VENV)-newest/bin/python -m pytest $(PARALLEL) -m 'not slow' --foreign-warnings
 
 test-oldest:
 	$(PYTHON) -m venv $(VENV)-oldest
@@ -63,7 +68,11 @@ test-oldest:
 	$(VENV)-oldest/bin/python -m pip install --quiet -r $(VENV)-oldest/oldest.txt
 	$(VENV)-oldest/bin/python -m pip install --quiet --no-deps --editable .
 	$(VENV)-oldest/bin/python tools/versions.py
-	$(VENV)-oldest/bin/python -m pytest $(PARALLEL) --foreign-warnings
+	$(VENV)-oldest/bin/python -m pytest $(PARALLEL) -m 'not slow' --foreign-warnings
+
+# The numeric tests as other processors compute, by the instructions that this one has.
+test-processors: $(VENV)/installed
+	$(BIN)/python tools/processors.py
 
 # What people install: each extra alone, with the newest version of everything, in an environment of its own. EXTRAS="base flower"
 # names some; KEEP="torch==2.13.0" installs a package first.
@@ -78,12 +87,13 @@ lock: $(VENV)/installed
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
 
-check: static test
+check: static test-all
 
 static: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/mutants/check.py
 
 # What runs on GitHub: is it well formed, and is nothing in it that an attacker could use?
 workflows:

@@ -445,7 +445,8 @@ class ComposeOptions:
     Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
     The private evaluations of a run count with it: their ledger is looked for beside the run's.
     An older copy of a ledger changes nothing. Copies of one run that went on in two places are both counted, and said.
-    Exit code 1 if a ledger contradicts itself, the register of its key or the joint budget that it was begun with.
+    Every run counts against every joint budget that one of them was begun with, named there or not.
+    Exit code 1 if a ledger contradicts itself or the register of its key, or if a joint budget is exceeded.
 
     Example: fedcgd ledger compose A.db B.db
     """

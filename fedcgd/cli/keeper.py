@@ -147,7 +147,7 @@ def _of_key(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     if not path.is_file() and not record.is_file():
         raise ValueError(f"there is neither a key file {path} nor a record {record}")
     fingerprint = KeeperKey.from_file(path).card("any").fingerprint if path.is_file() else None
-    found = read(record) if record.is_file() and record.stat().st_size else None  # empty until the first round
+    found = read(record) if record.is_file() else None
     every = () if found is None else found.openings
     openings, evaluations = ([opened.round for opened in every if opened.kind == kind] for kind in get_args(Kind))
     agreed = None if found is None or found.agreement is None else json_format.loads(found.agreement)

@@ -16,6 +16,7 @@ from fedcgd.cli.commands import (
 )
 from fedcgd.cli.printing import (
     EXIT_PROBLEMS,
+    MOST_SHOWN,
     console,
     key_value_table,
     note,
@@ -30,6 +31,7 @@ from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
+from fedcgd.untrusted import clean
 
 
 def show(asked: LedgerOptions) -> None:
@@ -74,7 +76,7 @@ def verify(asked: VerifyOptions) -> int:
         print_json(verification.to_description())
     else:
         for name, value in _promised(verification):
-            console.print(f"{name}: {value}", soft_wrap=True)
+            console.print(f"{name}: {escape(clean(value, MOST_SHOWN))}", soft_wrap=True)
         if verification.forwards_client_metrics:
             note("Not private", NOT_COVERED)
         for text in verification.adopted:

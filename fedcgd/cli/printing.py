@@ -27,12 +27,14 @@ from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
+from fedcgd.untrusted import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 EXIT_PROBLEMS = 1
+MOST_SHOWN = 10_000  # characters of a text that may be somebody else's
 _LINE_EVERY = 10.0  # seconds, at least, between lines on what is no terminal
 
 console = Terminal()
@@ -88,7 +90,7 @@ def print_refusals(rows: Sequence[dict[str, Any]]) -> None:
 
 def note(word: str, text: str, style: str = "red") -> None:
     """A line that begins with a bold word."""
-    console.print(f"[bold {style}]{word}:[/bold {style}] {escape(text)}", soft_wrap=True)
+    console.print(f"[bold {style}]{word}:[/bold {style}] {escape(clean(text, MOST_SHOWN))}", soft_wrap=True)
 
 
 def when(participation: Participation) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def key_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, escape(value))
+        table.add_row(name, escape(clean(value, MOST_SHOWN)))
     return table
 
 

@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fedcgd.accounting.shares import NoiseShares
-from fedcgd.keepers.record import record_file
+from fedcgd.keepers.record import Record, record_file
 from fedcgd.keepers.tls import Tls
+from fedcgd.ledger.openings import MOST_KEEPERS
 from fedcgd.noise.keys import NoiseKey
 
 _TOO_OLD = "keepers need cryptography 50 or later, for HPKE with ML-KEM: pip install --upgrade cryptography"
@@ -39,7 +40,6 @@ SEALED_BYTES = 1168
 _MLKEM_SEED, _MLKEM_PUBLIC, _X25519 = 64, 1184, 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})")
-_MOST_KEEPERS = 64
 
 
 @dataclass(frozen=True)
@@ -174,13 +174,16 @@ class KeeperKey:
 
         Args:
             path: the file, which only its owner may read.
-            create: whether a key is made there if there is none, with an empty record beside it.
+            create: whether a key is made there if there is none, with its record beside it.
 
         Raises:
             ValueError: if others may read the file, or if it does not hold a key.
             FileNotFoundError: if there is none, and `create` is False.
         """
-        return KeeperKey(NoiseKey.from_file(path, create=create, runs=record_file(path)))
+        key = KeeperKey(NoiseKey.from_file(path, create=create, runs=record_file(path)))
+        if key.noise.made is not None:
+            Record.open(record_file(path), key.card("any").fingerprint).close()
+        return key
 
     @staticmethod
     def simulation(simulation_seed: int, number: int) -> "KeeperKey":
@@ -266,8 +269,8 @@ class Keepers:
     tls: Tls | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.cards) <= _MOST_KEEPERS:
-            raise ValueError(f"there must be 1 to {_MOST_KEEPERS} keepers, got {len(self.cards)}")
+        if not 1 <= len(self.cards) <= MOST_KEEPERS:
+            raise ValueError(f"there must be 1 to {MOST_KEEPERS} keepers, got {len(self.cards)}")
         for what in ("name", "public_key"):
             if len({getattr(card, what) for card in self.cards}) < len(self.cards):
                 raise ValueError(f"two keepers have the same {what}: each is a party of its own")

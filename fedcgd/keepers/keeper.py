@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from fedcgd.keepers.agreement import Agreement
@@ -20,6 +21,7 @@ from fedcgd.ledger.transactions import MEMORY, Closable
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Lattice, add_noise
+from fedcgd.untrusted import clean
 
 __all__ = ["Keeper", "Opening", "Refusal", "RefusedError", "UnreadableError", "share_terms"]
 
@@ -57,6 +59,9 @@ class Refusal:
 
     reason: str
     unreadable: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", clean(self.reason))  # it goes into logs and ledgers of others
 
 
 class UnreadableError(RefusedError):
@@ -100,18 +105,17 @@ class Keeper(Closable):
             keepers: those of the run, of which this is one.
 
         Raises:
-            ValueError: if the key belongs to none of `keepers`, others may read it, or its record is lost.
+            ValueError: if the key belongs to none of `keepers`, if others may read it or write its record, and if that is lost,
+                emptied or another key's.
             FileNotFoundError: if there is no key file.
         """
         key = KeeperKey.from_file(key_file)
         card = keepers.card_of(key)
-        try:
-            key.noise.check_register()
-        except ValueError:
+        if problem := key.noise.record_problem("the record of what this keeper has opened"):
             raise ValueError(
-                f"{record_file(key_file)}, the record of what this keeper has opened, is not there: without it a round could be "
-                "opened twice. Put it back; if it is lost, this key serves no run any more"
-            ) from None
+                f"{problem}: without it a round could be opened twice. Put it back; if it is lost, this key serves no run any "
+                "more"
+            )
         return cls(key, Record.open(record_file(key_file), card.fingerprint), card)
 
     @classmethod
@@ -205,9 +209,14 @@ class Keeper(Closable):
             bound = np.frombuffer(asked.list_hash + asked.sealed_hash, np.uint8)
             return self._key.noise.nonce_of(agreement.stream, bound, earlier=earlier, attempt=opening.attempt)
 
+        try:
+            share = np.zeros(agreement.size, np.int64)  # first: a round without an answer would be spent
+        except MemoryError:
+            raise RefusedError(f"this keeper has no memory for {agreement.size} coordinates") from None
         agreed = json.dumps(agreement.to_description())
         opened = self._record.write(agreement.context, agreed, asked, nonce_of)
-        answer = residues_of(self._share(agreement, opened), agreement.bits)
+        self._add_share(share, agreement, opened)
+        answer = residues_of(share, agreement.bits)
         subtract_masks(answer, readable)
         return answer
 
@@ -251,14 +260,12 @@ class Keeper(Closable):
             return None
         return seed if len(seed) == SEED_BYTES else None
 
-    def _share(self, agreement: Agreement, opened: Opened) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _add_share(self, share: NDArray[np.int64], agreement: Agreement, opened: Opened) -> None:
         mechanism, rounds = agreement.plan.mechanism, agreement.plan.participation.rounds
         earlier = self._record.before(opened, mechanism.inverse_bandwidth(rounds) - 1)
         terms = share_terms(mechanism, rounds, opened.round, opened.nonce, earlier)
-        share = np.zeros(agreement.size, np.int64)
         stream = NoiseStream(self._key.noise.noise_of(agreement.stream))
         add_noise(share, stream, terms, agreement.share_stddev, Lattice(agreement.step))
-        return share
 
 
 def share_terms(

@@ -8,8 +8,9 @@ from typing import Self
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.record import RefusedError
 from fedcgd.ledger.participation_counter import USERS, ParticipationCounter
-from fedcgd.ledger.transactions import Closable, make_tables, now, open_file, transaction
+from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.participation.user_ids import user_ids
+from fedcgd.records import check_record
 
 _FORMAT = 1
 
@@ -50,8 +51,10 @@ class NodeTurns(Closable):
             path: the file; ":memory:" keeps it in memory.
 
         Raises:
-            ValueError: if the file holds anything else.
+            ValueError: if the file holds anything else or was emptied, and if others may write it or put another in its place.
         """
+        if path != MEMORY:
+            check_record(Path(path), "a node's count of turns")
         return cls(open_file(path, "a node's count of turns", _prepare))
 
     def count(self, agreement: Agreement, round: int, attempt: int, users: Collection[str]) -> None:

@@ -103,8 +103,10 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     path = latest.file(ledger)
     try:
         with path.open("rb") as file:
-            model, state = file.read(latest.model_bytes), file.read(latest.state_bytes)
-            whole = not file.read(1)
+            size = os.fstat(file.fileno()).st_size
+            # Before anything is read: the numbers are the ledger's.
+            whole = min(latest.model_bytes, latest.state_bytes) >= 0 and latest.model_bytes + latest.state_bytes == size
+            model, state = (file.read(latest.model_bytes), file.read(latest.state_bytes)) if whole else (b"", b"")
     except FileNotFoundError:
         problem = f"{path} is missing"
     else:

@@ -11,11 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedcgd.files import check_private
 from fedcgd.ledger import attempts, model_file, openings, settings
 from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.participation_counter import ParticipationCounter
-from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
+from fedcgd.ledger.registry import RECORD_REMEDY, RegisteredRun, Registry, read_register
 from fedcgd.ledger.run_lock import RunLock
 from fedcgd.ledger.store import checkpoint, connect, stored_run
 from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
@@ -24,6 +23,7 @@ from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.participation.user_ids import user_ids
 from fedcgd.plan import Plan
+from fedcgd.records import check_record
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class Ledger(Closable):
 
         Raises:
             ValueError: if another process has the ledger open; if it is sealed, or is that of another plan, configuration, key or
-                definition of the noise; if others may read it; and if it has released rounds that the key's register does not
+                definition of the noise; if others may read it, or write it or the register, or their folders; if the register is
+                lost, emptied or another key's; and if it has released rounds that the key's register does not
                 know of (`fedcgd.ledger.adopt` says that they are the latest). A key file that was made just now, for this run,
                 is deleted then.
         """
@@ -130,9 +131,10 @@ class Ledger(Closable):
         name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():
             raise ValueError(f"{path} is where the key's runs are remembered; the ledger is a file of its own")
-        key.check_register()
-        if file is not None and file.exists():
-            check_private(file, "the ledger, which says who took part when,")
+        if problem := key.record_problem("the register of this key's runs"):
+            raise ValueError(f"{problem}. {RECORD_REMEDY}")
+        if file is not None:
+            check_record(file, "the ledger, which says who took part when,")
         with ExitStack() as stack:
             registry = None if key.runs is None else stack.enter_context(closing(Registry(key.runs)))
 

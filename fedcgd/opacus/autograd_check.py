@@ -46,14 +46,14 @@ class AutogradCheck:
             return
         off, sizes, halves = [], [], False
         for rows, gradients in zip(passes, noted, strict=True):
-            total = -sum(gradient.to_dense().reshape(-1).double() for gradient in gradients[-count:])
+            total = -torch.stack([gradient.to_dense().reshape(-1).double() for gradient in gradients[-count:]]).sum(0)
             size = 0.0
             for row in rows:
                 if row.examples:
                     share = total.new_full((row.examples,), 1 / row.examples if self._mean else 1.0)
                     row.add_to(total, share, None)
                     size += float(share.dot(row.norms(False).norm(dim=1)))
-                    halves |= getattr(row, "values", getattr(row, "b", total)).dtype in _HALVES
+                    halves |= _dtype_of(row, total) in _HALVES
             off.append(float(total.norm()))
             sizes.append(size)
         odd = beyond_rounding(off, sizes, halves, float(scale))
@@ -78,12 +78,18 @@ def unlike_alone(
                 one.add_to(row, torch.eye(rows, dtype=torch.float64, device=p.device)[i], None)
                 size += float(one.norms(False)[i].norm())
             expected = gradients[name].reshape(-1).double() if name in gradients else torch.zeros_like(row)
-            halves |= p.dtype in _HALVES
+            halves |= p.dtype in _HALVES or any(_dtype_of(one, row) in _HALVES for one in passes)
             off.append(float((row - expected).norm()))
             sizes.append(max(size, float(expected.norm())))
         if odd := beyond_rounding(off, sizes, halves):
             return [list(parameters)[j] for j in odd]
     return []
+
+
+def _dtype_of(rows: Any, otherwise: Tensor) -> torch.dtype:
+    """In which type gradients of examples, or their factors, were made."""
+    dtype: torch.dtype = getattr(rows, "values", getattr(rows, "b", otherwise)).dtype
+    return dtype
 
 
 def beyond_rounding(off: Sequence[float], sizes: Sequence[float], halves: bool, scale: float = 0.0) -> list[int] | None:

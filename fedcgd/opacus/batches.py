@@ -69,8 +69,8 @@ class RoundBatches(BatchSampler):
         self._participation = participation
         self._examples = examples
         self._steps = steps
-        self._key = key
         self.tracker = tracker
+        self._key = key
         self.parts = parts // ranks
         self._ranks, self._rank = ranks, rank
         self._groups: tuple[bytes, list[Indices]] | None = None

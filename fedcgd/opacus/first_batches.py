@@ -77,13 +77,12 @@ class FirstBatches:
         _refuse_outside_parameters((args, kwargs))
         if not self._module.training or not self._active or BatchLook.under_way:
             return
-        if kwargs:
-            _refuse_count_of_batch(kwargs)
         self._batches += 1
-        if self._batches < self._next or not _trains(self._module) or not getattr(self._hooks, "hooks_enabled", True):
-            return
         try:
-            self._look((args, kwargs))
+            if kwargs:
+                _refuse_count_of_batch(kwargs)
+            if self._batches >= self._next and _trains(self._module) and getattr(self._hooks, "hooks_enabled", True):
+                self._look((args, kwargs))
         except CrossExampleLeakError as found:
             if self._tracker.assumed_independent is None:
                 raise CrossExampleLeakError(

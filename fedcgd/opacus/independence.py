@@ -13,6 +13,7 @@ from opacus.grad_sample.gsm_base import AbstractGradSampleHooks
 from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN, RNNLinear
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import refuse_odd, unlike_alone
 from fedcgd.opacus.collation import check_collation
@@ -34,6 +35,8 @@ from fedcgd.opacus.probing import (
 RECURRENT = (DPRNN, DPLSTM, DPGRU)
 _REPEATS = 2
 _REPEATS_WHEN_SUSPECTED = 8
+_TURNED = 3
+"""So many batches are followed on the way back: the others differ by lengths, which the way forward shows."""
 _OUTPUT = "the output"
 _ROUNDING_BY_LENGTH, _ROUNDING_OF_HALVES = 1e-4, 5e-3  # a 16th of what a row may be off, in parts of its largest number
 
@@ -331,7 +334,10 @@ class BatchLook:
         odd: list[str] = []
         before = {name: p.grad for name, p in parameters.items()}
         found: dict[str, Tensor] = {}
-        handles = [p.register_hook(partial(_add_under, found, name)) for name, p in parameters.items()]
+        handles: list[RemovableHandle] = [
+            p.register_hook(partial(_add_under, found, name))  # type: ignore[no-untyped-call]
+            for name, p in parameters.items()
+        ]
         batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, self._batch)
         try:
             hooks.enable_hooks()
@@ -394,7 +400,7 @@ class BatchLook:
             return next(changed, len(found))
 
         usual = spread(_REPEATS)
-        suspects = [replaced for replaced in range(len(self._replaced)) if first(replaced, usual) < len(found)]
+        suspects = [i for i in range(min(_TURNED, len(self._replaced))) if first(i, usual) < len(found)]
         if not suspects:
             return len(found)
         usual = max(usual, spread(_REPEATS_WHEN_SUSPECTED))
@@ -543,7 +549,7 @@ def _changed_by_length(one: list[_Seen], other: list[_Seen], rows: int, replaced
                 seen.values[tuple(slice(n - size, n) for n, size in zip(seen.values.shape, sizes, strict=True))]
                 for seen in (a, b)
             ]
-            if all(others_changed(*end, dim, replaced, spread) for end in (fronts, backs)):
+            if all(others_changed(x, y, dim, replaced, spread) for x, y in (fronts, backs)):
                 yield a
 
 

@@ -98,7 +98,7 @@ class FirstBuffers:
             return []
         return [
             called.register_forward_hook(self._put_back, always_call=True),
-            self._module.register_load_state_dict_post_hook(self._accept),
+            self._module.register_load_state_dict_post_hook(self._accept),  # type: ignore[no-untyped-call]
         ]
 
     def _accept(self, *_: Any) -> None:

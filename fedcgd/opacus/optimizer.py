@@ -433,9 +433,8 @@ def _why_there_are_none(module: nn.Module, half: list[Any], some: bool) -> str:
             "to keep a frozen layer as it is, call eval() of that layer"
         )
     if half:
-        left_out = (
-            f"If the loss leaves out what {half[0]!r} gives, add 0 * the sum of that to the loss. " if some else ""
-        )
+        name = next(name for name, p in module.named_parameters() if p is half[0])
+        left_out = f"If the loss leaves out what {name!r} gives, add 0 * the sum of that to the loss. " if some else ""
         return left_out + (
             "A forward pass has had no backward pass, as it is after an error (out of memory) or an evaluation that makes "
             "gradients: enter the loop over the loader again, which issues the same batch afresh; evaluate under torch.no_grad()"

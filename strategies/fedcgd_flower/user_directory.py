@@ -294,7 +294,7 @@ class UserDirectory:
 
 def _claimants(hosted: Mapping[int, HostedUsers], claimed_twice: AbstractSet[str], names: Mapping[int, str]) -> str:
     """Which nodes claim these users: first those that claim users of most other nodes."""
-    at = {node_id: found for node_id, theirs in hosted.items() if (found := claimed_twice.intersection(theirs.users))}
+    at = {node_id: found for node_id, theirs in hosted.items() if (found := claimed_twice & set(theirs.users))}
     by: dict[str, list[int]] = {}
     for node_id, users in at.items():
         for user in users:

@@ -220,6 +220,15 @@ def test_the_shell_completes_what_is_typed(typed: str, offered: set[str], monkey
     assert {line.partition(",")[2] for line in result.stdout.split()} == offered
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_page_says_how_a_shell_is_told(shell: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "command_line.md").read_text()
+    told = CliRunner().invoke(app, [], env={"_FEDCGD_COMPLETE": f"{shell}_source"}, prog_name="fedcgd")
+    assert f"{shell}_source" in page
+    assert told.exit_code == 0
+    assert "fedcgd" in told.stdout
+
+
 def test_help_names_the_exit_codes_and_ctrl_c_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Exit codes: 0 done" in run("--help").stdout
 

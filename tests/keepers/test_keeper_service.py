@@ -53,14 +53,14 @@ def test_a_request_is_read_as_it_was_written(after: int | None) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda line, nodes: nodes, "do not begin with a JSON object"),
-        (lambda line, nodes: b"[]\n" + nodes, "do not begin with a JSON object"),
-        (lambda line, nodes: b"[" * 100_000, "do not begin with a JSON object"),
+        (lambda line, nodes: nodes, "a request is no JSON"),
+        (lambda line, nodes: b"[]\n" + nodes, "a request is .* must be a JSON object"),
+        (lambda line, nodes: b"[" * 100_000, "a request is no JSON"),
         (lambda line, nodes: line + b"\n" + nodes[:-1], "each node has 1184 bytes"),
-        (lambda line, nodes: line.replace(b'"round": 0', b'"round": "0"') + b"\n" + nodes, "a request has a round"),
-        (lambda line, nodes: line.replace(b'"attempt": 0', b'"attempt": true') + b"\n" + nodes, "a request has a round"),
-        (lambda line, nodes: line.replace(b'"present": [', b'"present": [1, ') + b"\n" + nodes, "a request has a round"),
-        (lambda line, nodes: line.replace(b'"agreement"', b'"x"') + b"\n" + nodes, "describes no agreement"),
+        (lambda line, nodes: line.replace(b'"round": 0', b'"round": "0"') + b"\n" + nodes, "round of a request"),
+        (lambda line, nodes: line.replace(b'"attempt": 0', b'"attempt": true') + b"\n" + nodes, "attempt of a request"),
+        (lambda line, nodes: line.replace(b'"present": [', b'"present": [1, ') + b"\n" + nodes, "present of a request"),
+        (lambda line, nodes: line.replace(b'"agreement"', b'"x"') + b"\n" + nodes, "a request has 'x'"),
     ],
 )  # fmt: skip
 def test_bytes_that_are_no_request_are_refused(change, message: str) -> None:

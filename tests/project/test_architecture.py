@@ -29,6 +29,8 @@ LAYERS: list[set[str]] = [
         "fedcgd.extras",
         "fedcgd.on_use",
         "fedcgd.numeric",
+        "fedcgd.records",
+        "fedcgd.untrusted",
     },
     {"fedcgd.clipping", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.quadratic"},

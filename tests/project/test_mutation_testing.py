@@ -151,7 +151,8 @@ def replace(path: Path, before: str, after: str) -> None:
     ("change", "told"),
     [
         (lambda tree: (tree / "fedcgd" / "more.py").write_text(""), ""),  # the row names it
-        (lambda tree: (tree / "strategies" / "inner").mkdir(), ""),
+        (lambda tree: (tree / "strategies" / "other.py").unlink(), "names what is gone: strategies/*.py"),
+        (lambda tree: replace(tree / "targets.toml", "noise/*", "noise/*s"), "names what is gone: tests/noise/*s.py"),
         (lambda tree: replace(tree / "targets.toml", "fedcgd/*", "fedcgd/s*"), ""),
         (
             lambda tree: (

@@ -139,6 +139,32 @@ def test_a_round_that_fails_is_tried_again_under_another_nonce(tmp_path: Path) -
     releases.abandon("after the ledger was closed: what is raised elsewhere is not hidden")
 
 
+def test_a_sum_that_has_no_noise_is_not_recorded_as_released(tmp_path: Path) -> None:
+    """Noise that was made before the run was resumed, or for the round before, is none."""
+    with opened(tmp_path / "run.db") as ledger:
+        releases, total = RecordedReleases(ledger, PLAN, KEY), np.zeros(SIZE, np.int64)
+        attempt = releases.plan_round(["alice"])
+        releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
+        releases.resume()
+        with pytest.raises(ValueError, match="no noise"):
+            releases.record(attempt, total.tobytes())
+        releases.skip("a test")
+        released(releases, total, "alice")
+        attempt = releases.plan_round(["bob"])
+        with pytest.raises(ValueError, match="no noise"):
+            releases.record(attempt, total.tobytes())
+        assert releases.count == len(ledger.resume().nonces) == 1
+
+
+def test_a_resumed_run_is_not_opening_what_was_opened_before(tmp_path: Path) -> None:
+    with opened(tmp_path / "run.db") as ledger:
+        releases = RecordedReleases(ledger, PLAN, KEY)
+        releases.add_noise_of_keepers(7)
+        assert releases.is_opening
+        releases.resume()
+        assert not releases.is_opening
+
+
 def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
     """The training, the evaluation, the engine and the audit had copies of it. Keepers bind theirs to a list of seeds."""
     found: dict[str, set[str]] = {"nonce_of": set(), "record_aggregated": set(), "record_released": set()}

@@ -3,8 +3,8 @@
     python tools/mutants/check.py --tidy    # drop from the record, and from judged.toml, what the tree no longer holds
 
 Ends with 1 and a line for each disagreement: a file below `fedcgd` or `strategies` that targets.toml neither names nor leaves
-out with a reason; a recorded mutant whose lines are gone; a kill by a test that is gone; a survivor that judged.toml does not
-explain; an entry of judged.toml whose lines are gone.
+out with a reason; a pattern there of nothing; a recorded mutant whose lines are gone; a kill by a test that is gone; a survivor
+that judged.toml does not explain; an entry of judged.toml whose lines are gone.
 """
 
 import argparse
@@ -103,7 +103,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tidy", action="store_true", help="drop what the tree no longer holds, then check")
     options = parser.parse_args()
-    rows = run.targets([])
+    try:
+        rows = run.targets([])
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     if options.tidy:
         tidy(rows)
     found = disagreements(rows)
