@@ -1,9 +1,11 @@
 """What a run's draws say about δ of adding: log-likelihood ratios are known between two bounds, and the answer errs upwards."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios
+from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios, draw_log_ratios
 
 EPSILON, FAILURE = 1.0, 1e-6
 LINES = [None, (-0.8, 0.4), (-0.3, 0.3)]
@@ -18,7 +20,8 @@ def test_a_ratio_that_is_known_between_bounds_counts_as_the_worse_of_them(line: 
     direction = AddDirection(EPSILON, FAILURE, line, variance=1e-3, mean=0.01, expected=0.01)
     said = direction.confirm(LogRatios(lower, upper))
     assert 0 < said < 1
-    for known in (lower, truth, upper, np.where(generator.random(4000) < 0.5, lower, upper)):
+    apart = np.where(truth < 0, lower, upper)  # many below u₁, few below u₂
+    for known in (lower, truth, upper, apart, np.where(generator.random(4000) < 0.5, lower, upper)):
         assert direction.confirm(LogRatios(known, known)) <= said
     assert direction.confirm(LogRatios(truth, truth)) < said
 
@@ -32,6 +35,14 @@ def test_a_smaller_chance_to_be_wrong_asks_for_a_larger_answer(line: tuple[float
     ]
     assert answers == sorted(answers)
     assert answers[0] < answers[-1]
+
+
+def test_ratios_are_off_by_rounding_both_ways() -> None:
+    columns = SimpleNamespace(rounds=3, adjoint=lambda z: z)
+    likelihood = SimpleNamespace(weights=lambda x: x, bounds=lambda w: (np.ones(w.shape[1]), np.ones(w.shape[1])))
+    ratios = draw_log_ratios(columns, likelihood, 1.0, 10, (1, 2))  # type: ignore[arg-type]
+    np.testing.assert_allclose(ratios.lower, -1e-8)
+    np.testing.assert_allclose(ratios.upper, 1e-8)
 
 
 def test_the_line_is_drawn_through_bounds_of_half_the_failure_each() -> None:
