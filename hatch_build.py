@@ -1,17 +1,21 @@
 """Builds the C files into the wheel, where there is a C compiler. Without one the wheel is of Python alone: NumPy does the work.
 
-The builds lie beside their sources, as `NAME-LEVEL.shared`, so that an editable installation has them too.
+The builds lie beside their sources, as `NAME-LEVEL.shared`, so that an editable installation has them too. The description of the
+package is the README, with links that lead somewhere from a page of PyPI too.
 """
 
 import os
 import platform
+import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SOURCES = (
     "fedcgd/noise/machine_code.c",
@@ -31,13 +35,35 @@ FLAGS = (
     "-shared",
     "-fPIC",
     "-ffreestanding",
-    "-nostdlib",
+    *({"linux": ["-nostdlib"], "win32": ["-static-libgcc"]}.get(sys.platform, [])),
     "-fwrapv",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
 )
+
+
+REPOSITORY = "https://github.com/fedcgd/fedcgd"
+RAW = "https://raw.githubusercontent.com/fedcgd/fedcgd"
+
+
+class DescriptionHook(MetadataHookInterface):
+    """Hatchling's hook: the README as the package's description."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        root = Path(self.root)
+        [version] = re.findall(
+            r'^__version__ = "(.+)"$', (root / "fedcgd" / "__init__.py").read_text("utf-8"), re.MULTILINE
+        )
+        text = absolute_links((root / "README.md").read_text("utf-8"), f"v{version}")
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
+def absolute_links(text: str, tag: str) -> str:
+    """`text` with links and pictures of the repository at `tag` in place of relative ones."""
+    text = re.sub(r"\]\((?!https?:|#)([^)]+)\)", rf"]({REPOSITORY}/blob/{tag}/\1)", text)
+    return re.sub(r'\b(src|srcset)="(?!https?:)([^"]+)"', rf'\1="{RAW}/{tag}/\2"', text)
 
 
 class MachineCodeHook(BuildHookInterface):

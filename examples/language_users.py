@@ -9,6 +9,7 @@ import argparse
 import math
 import time
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -69,7 +70,11 @@ def main() -> None:
     private, public = texts[: options.users], texts[options.users :].flatten(0, 1).to(options.device)
     model = language_model(options.model).to(options.device)
     # An example of the engine is a user with all texts, or one text. ε is for a user either way.
-    data = TensorDataset(private if options.way == "users" else private.flatten(0, 1))
+    data: Any = (
+        [[(text,) for text in of_user] for of_user in private]
+        if options.way == "users"
+        else TensorDataset(private.flatten(0, 1))
+    )
     steps = 10
     # A fixed split of everybody: each user is in one round of an epoch, or each text of a user is.
     participation = Participation(rounds=options.epochs * steps, min_separation=steps)
@@ -94,7 +99,7 @@ def main() -> None:
     start = time.perf_counter()
     for _ in range(options.epochs):
         for (batch,) in loader:
-            ids = batch.view(-1, LENGTH).to(options.device)  # a user's texts follow one another
+            ids = batch.to(options.device)  # a user's texts follow one another
             optimizer.zero_grad()
             sequence_loss(model(input_ids=ids), ids).backward()
             optimizer.step()

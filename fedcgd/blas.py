@@ -1,8 +1,14 @@
-"""BLAS with one thread, while numbers are found."""
+"""The processors of this machine: how many there are, and BLAS on one of them while numbers are found."""
 
+import os
 from typing import Any
 
 from threadpoolctl import threadpool_limits
+
+
+def usable_cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def one_thread() -> Any:

@@ -1,8 +1,12 @@
-"""What can be found again is kept on disk: one small file each, named by what was asked for, and checked when read."""
+"""What can be found again is kept on disk: one small file each, named by what was asked for, and checked when read.
+
+An ε follows from what is read, so only files of this very user count, in a folder that nobody else may enter.
+"""
 
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +23,14 @@ def cache_folder() -> Path:
 def kept(request: Mapping[str, Any]) -> dict[str, Any] | None:
     """What `keep` kept for `request` (JSON-able, with a `name`); None if there is nothing.
 
-    A file that is damaged, or whose content does not belong to the request, counts for nothing.
+    A file that is damaged, of another user, or whose content does not belong to the request, counts for nothing.
     """
     question = _question(request)
     try:
-        content = json.loads(_path(request).read_text())
+        path = _path(request)
+        _check_own(path.parent, stat.S_IFDIR, 0o077)
+        _check_own(path, stat.S_IFREG, 0o022)
+        content = json.loads(path.read_text())
         if content["question"] != question or content["checksum"] != digest(question + content["answer"]):
             return None
         found: dict[str, Any] = json.loads(content["answer"])
@@ -37,7 +44,8 @@ def keep(request: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     question, answer = _question(request), json.dumps(found)
     try:
         path = _path(request)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         with whole(path) as part:
             part.write_text(json.dumps({"question": question, "answer": answer, "checksum": digest(question + answer)}))
     except (OSError, RuntimeError):
@@ -54,4 +62,13 @@ def _question(request: Mapping[str, Any]) -> str:
 
 
 def _path(request: Mapping[str, Any]) -> Path:
-    return cache_folder() / f"{request['name']}-{digest(_question(request))[:24]}.json"
+    # In a folder of its own: $FEDCGD_CACHE may be one that others use too.
+    return cache_folder() / "kept" / f"{request['name']}-{digest(_question(request))[:24]}.json"
+
+
+def _check_own(path: Path, kind: int, others: int) -> None:
+    """Raise OSError unless `path` is this user's, of this kind (no link), and closed to others by those mode bits."""
+    found = path.lstat()
+    own = os.name == "nt" or (found.st_uid == os.geteuid() and not found.st_mode & others)
+    if stat.S_IFMT(found.st_mode) != kind or not own:
+        raise PermissionError(f"others may have written {path}")

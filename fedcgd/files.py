@@ -41,6 +41,8 @@ def check_private(path: Path, what: str, mode: int | None = None) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make durable which files are in `folder`; what is in them is made so by their own `fsync`."""
+    if os.name == "nt":  # where a folder cannot be opened, and NTFS keeps a journal of such changes
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -14,6 +14,7 @@ from fedcgd.numeric import as_clip_norm, as_float
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
+from fedcgd.untrusted import MalformedError, Optional, conform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,18 +211,35 @@ class Plan:
             description: what `to_description` returned, perhaps after a way through JSON.
 
         Raises:
-            ValueError: for what it cannot have written.
+            ValueError: for what it cannot have written, and for more rounds than a run of others may have here.
         """
-        try:
-            return Plan(
-                mechanism=from_description(description["mechanism"]),
-                participation=Participation(**description["participation"]),
-                clip_norm=description["clip_norm"],
-                noise_multiplier=description["noise_multiplier"],
-                delta=description["delta"],
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this describes no plan: {error!r}") from error
+        described = conform(description, _DESCRIPTION, "a plan")
+        if (rounds := described["participation"]["rounds"]) > _MOST_ROUNDS:
+            raise MalformedError(f"rounds must be at most {_MOST_ROUNDS} in a description of a plan, got {rounds}")
+        return Plan(
+            mechanism=from_description(described["mechanism"]),
+            participation=Participation(**described["participation"]),
+            clip_norm=described["clip_norm"],
+            noise_multiplier=described["noise_multiplier"],
+            delta=described["delta"],
+        )
+
+
+_MOST_ROUNDS = 1_000_000
+_DESCRIPTION = {
+    "mechanism": dict,
+    "participation": {
+        "rounds": int,
+        "min_separation": Optional(int),
+        "max_participations": Optional((int, None)),
+        "sampling": Optional(str),
+        "sampling_rate": Optional((float, None)),
+        "warm_start": Optional(bool),
+    },
+    "clip_norm": float,
+    "noise_multiplier": float,
+    "delta": float,
+}
 
 
 def plan_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

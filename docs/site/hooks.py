@@ -5,18 +5,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-from click import Context
+import click
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from typer.cli import get_docs_for_click
 
-from fedcgd.cli import COMMANDS, load
+from fedcgd.cli import app
 from fedcgd.optimisation.catalogue import TABLE, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^Example: (.+(?:\n+.+)*)$", re.MULTILINE)
 COMMANDS_HERE = "<!-- commands -->"
 
 
@@ -69,30 +69,31 @@ def notebook_cells(markdown: str) -> list[dict[str, Any]]:
 
 
 def command_line() -> str:
-    """The commands, their help as Typer has it, and the table of mechanisms that `--mechanism` names."""
-    links = "".join(f"* [`fedcgd {name}`](#fedcgd-{name}): {text}\n" for name, (_, text) in COMMANDS.items())
+    """The commands with their help, and the table of mechanisms that `--mechanism` names."""
+    links = "".join(
+        f"* [`fedcgd {name}`](#fedcgd-{name}): {command.get_short_help_str(200)}\n"
+        for name, command in app.commands.items()
+    )
     rows = "".join(f"| `{row.spelling}` | {row.help} | {_number(row)} |\n" for row in TABLE.values())
     mechanisms = f"## Mechanisms\n\n| `--mechanism` | what it is | numbers |\n|---|---|---|\n{rows}\n"
-    pages = (
-        get_docs_for_click(obj=command, ctx=Context(command, info_name=name), indent=1, name=name, call_prefix="fedcgd")
-        for name, command in ((name, load(name)) for name in COMMANDS)
-    )
-    return f"{links}\n{mechanisms}" + "\n".join(map(_with_links, pages))
+    return f"{links}\n{mechanisms}" + "\n".join(_section(app.commands[name], f"fedcgd {name}") for name in app.commands)
 
 
 def _number(row: Row) -> str:
     return "; ".join(f"{each.symbol}: {each.meaning}" for each in row.parameters) or "none"
 
 
-def _with_links(page: str) -> str:
-    """Headings with anchors that can be told from the command, and examples as code."""
-    page = re.sub(r"^(##+ `(.+)`)$", lambda m: f"{m[1]} {{#{m[2].replace(' ', '-')}}}", page, flags=re.MULTILINE)
-    page = re.sub(r"^Example: (.+(?:\n+--.+)*)$", _as_code, page, flags=re.MULTILINE)
-    parent = re.match(r"## `(.+?)`", page)
-    link = rf"* [`\1`](#{parent[1].replace(' ', '-') if parent else 'fedcgd'}-\1)"
-    head, found, commands = page.partition("**Commands**:")
-    listed, heading, rest = commands.partition("\n##")
-    return head + found + re.sub(r"^\* `(\S+)`: .*$", link, listed, flags=re.MULTILINE) + heading + rest
+def _section(command: click.Command, words: str, depth: int = 2) -> str:
+    """Heading, help, usage and options of a command, and of those below it."""
+    context, anchor = click.Context(command, info_name=words, **command.context_settings), words.replace(" ", "-")
+    text = EXAMPLE.sub(_as_code, command.help or "")
+    usage = f"```console\n$ {words} {' '.join(command.collect_usage_pieces(context))}\n```"
+    records = (parameter.get_help_record(context) for parameter in command.get_params(context))
+    options = "".join(f"* `{names}`: {help}\n" for names, help in filter(None, records))
+    inner = getattr(command, "commands", {})
+    links = "".join(f"* [`{name}`](#{anchor}-{name})\n" for name in inner)
+    below = "".join(_section(each, f"{words} {name}", depth + 1) for name, each in inner.items())
+    return f"{'#' * depth} `{words}` {{#{anchor}}}\n\n{text}\n\n{usage}\n\n{options}\n{links}\n{below}"
 
 
 def _as_code(example: re.Match[str]) -> str:

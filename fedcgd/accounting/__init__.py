@@ -1,9 +1,10 @@
 """Accounting: upper bounds on ε, and the noise multiplier that a budget allows."""
 
 from fedcgd.accounting.accountant import Accountant
-from fedcgd.accounting.calibration import Method, accountant, calibrate, compute_delta, compute_epsilon
+from fedcgd.accounting.calibration import accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.compose import JointGuarantee, PastRun, compose
 from fedcgd.accounting.guarantee import ADJACENCY, Guarantee
+from fedcgd.choices import Method
 
 __all__ = [
     "ADJACENCY",

@@ -1,6 +1,6 @@
 """Which accountant a run has, and what it answers: σ from a budget, ε from σ, δ from both."""
 
-from typing import Literal, get_args
+from typing import get_args
 
 from fedcgd.accounting.accountant import Accountant, Progress, silent
 from fedcgd.accounting.b_min_sep import BMinSepAccountant
@@ -9,14 +9,10 @@ from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant
+from fedcgd.choices import Method
 from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.own import check_own
 from fedcgd.participation import Participation
-
-Method = Literal["monte-carlo", "deterministic"]
-"""How Balls-in-Bins is bounded: by draws, in seconds, with a failure probability; or without any, in minutes, a little higher.
-Other samplings ignore it. If none is asked for, it is the second where C = I, since there it is about as
-tight and as fast, and the first elsewhere."""
 
 
 def accountant(mechanism: Mechanism, participation: Participation, method: Method | None = None) -> Accountant:

@@ -14,9 +14,10 @@ from typing import Any
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Bound, Progress, silent
-from fedcgd.accounting.calibration import Method, accountant
+from fedcgd.accounting.calibration import accountant
 from fedcgd.accounting.guarantee import ADJACENCY, LEAST_DELTA, check_delta, check_noise_multiplier, rounded_up
 from fedcgd.accounting.sampled import Sampled
+from fedcgd.choices import Method
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
 from fedcgd.numeric import as_float, so_many

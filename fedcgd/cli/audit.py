@@ -3,10 +3,9 @@
 import json as jsonlib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-import typer
 
 from fedcgd.accounting import calibrate
 from fedcgd.accounting.amplified import without_sampling
@@ -14,7 +13,7 @@ from fedcgd.accounting.guarantee import ADJACENCY, check_noise_multiplier
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
 from fedcgd.audit.coins import COINS
 from fedcgd.audit.paths import audit_key, server_release
-from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOptions, takes
+from fedcgd.cli.commands import AuditOptions
 from fedcgd.cli.printing import (
     console,
     key_value_table,
@@ -32,65 +31,34 @@ EXIT_REFUTED = 1
 _SCORES = 'it must be a JSON file {"included": [numbers], "held_out": [numbers]}'
 
 
-@takes(RunOptions)
-def audit_command(
-    run: RunOptions,
-    epsilon: EpsilonOption,
-    delta: DeltaOption,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Number of releases n; leave out with --scores.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option("--noise-multiplier", help="σ that is said to give ε. Default: the calibrated one.")
-    ] = None,
-    scores: Annotated[
-        Path | None,
-        typer.Option(
-            help='JSON file of a federated run\'s canaries: {"included": [score, …], "held_out": [score, …]}.'
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Simulated canaries; 40000 tell σ from 0.9σ.")] = 40_000,
-    confidence: Annotated[float, typer.Option(help="How sure a refutation is.")] = 0.99,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the simulated noise and canaries; the result is repeatable.")
-    ] = 0,
-    path: Annotated[
-        Literal["server", "opacus"],
-        typer.Option(help="Whose releases: those of a Flower server, or of the Opacus engine."),
-    ] = "server",
-    json: JsonOption = False,
-) -> None:
-    """Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
-
-    The noise is added by the very code that a run uses, to worst-case users and to none, and their releases are told apart.
-    Under a secret sampling the noise is audited against the ε that the same σ gives to an adversary who knows the rounds. Under
-    b-min-sep and random-allocation users whose rounds are drawn as a run draws them are told apart too, against ε itself.
-
-    Example: fedcgd audit --mechanism lambda-cgd:0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
-    """
-    if (scores is None) == (rounds is None):
+def audit(asked: AuditOptions) -> int:
+    """Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted."""
+    if (asked.scores is None) == (asked.rounds is None):
         raise ValueError("give --rounds and a mechanism, or --scores of a run: one of the two")
-    if scores is not None:
+    if asked.scores is not None:
         promise = {"adjacency": ADJACENCY, "sampling": "that of the run", "claim": "that of the run"}
         figures: dict[str, Any] = {}
         coins = None
-        included, held_out = read_scores(scores)
-        result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
-    else:
-        assert rounds is not None
-        participation = run.run(rounds)
-        chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
-        sigma = noise_multiplier
+        included, held_out = read_scores(asked.scores)
+        result = audit_canaries(
+            included, held_out, epsilon=asked.epsilon, delta=asked.delta, confidence=asked.confidence
+        )
+    elif asked.rounds is not None:
+        participation = asked.run(asked.rounds)
+        chosen = asked.chosen(participation, epsilon=asked.epsilon, delta=asked.delta)
+        sigma = asked.noise_multiplier
         if sigma is None:
-            sigma = calibrate(chosen, participation, epsilon=epsilon, delta=delta).noise_multiplier
+            sigma = calibrate(chosen, participation, epsilon=asked.epsilon, delta=asked.delta).noise_multiplier
         check_noise_multiplier(sigma)
-        plan = Plan(mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=delta)
-        run_plan, claim, assumed = plan, epsilon, str(participation.sampling)
+        plan = Plan(
+            mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=asked.delta
+        )
+        run_plan, claim, assumed = plan, asked.epsilon, str(participation.sampling)
         if assumed != "none":
             known = without_sampling(participation)
             plan = replace(plan, participation=known)
             claim = plan.guarantee().epsilon
-            assumed = f"none: what σ of ε = {epsilon:g} under {assumed} gives to who knows the rounds"
+            assumed = f"none: what σ of ε = {asked.epsilon:g} under {assumed} gives to who knows the rounds"
         promise = {
             "adjacency": ADJACENCY,
             "sampling": assumed,
@@ -99,23 +67,27 @@ def audit_command(
             "participation": str(participation),
         }
         figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
-        with status(json, "simulating"):
-            both = [(plan, claim)] + [(run_plan, epsilon)] * (participation.sampling in COINS)
+        with status(asked.json, "simulating"):
+            both = [(plan, claim)] + [(run_plan, asked.epsilon)] * (participation.sampling in COINS)
             result, *others = [
                 audit_plan(
-                    each, RELEASES[path](each, seed), epsilon=said, seed=seed, trials=trials, confidence=confidence
+                    each,
+                    RELEASES[asked.path](each, asked.seed),
+                    epsilon=said,
+                    seed=asked.seed,
+                    trials=asked.trials,
+                    confidence=asked.confidence,
                 )
                 for each, said in both
             ]
             coins = next(iter(others), None)
-    if json:
+    if asked.json:
         print_json(asdict(result) | figures | promise | ({"with_coins": asdict(coins)} if coins else {}))
     else:
         show(result, promise)
         if coins:
             show(coins, promise | {"sampling": f"{participation.sampling}: with the coins of a run"})
-    if not result.passed or (coins and not coins.passed):
-        raise typer.Exit(EXIT_REFUTED)
+    return EXIT_REFUTED if not result.passed or (coins and not coins.passed) else 0
 
 
 def opacus_release(plan: Plan, seed: int) -> Release:

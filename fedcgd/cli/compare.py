@@ -2,23 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from fedcgd.accounting import calibrate
-from fedcgd.cli.options import (
-    DeltaOption,
-    EpsilonOption,
-    ErrorOption,
-    FitOptions,
-    JsonOption,
-    RoundsOption,
-    RunOptions,
-    mechanism_names,
-    takes,
-)
+from fedcgd.cli.commands import CompareOptions
 from fedcgd.cli.printing import (
     check_plot,
     console,
@@ -31,7 +20,7 @@ from fedcgd.cli.printing import (
     sensitivity_text,
 )
 from fedcgd.cli.usage import in_options
-from fedcgd.optimisation.catalogue import TABLE, spelling_of
+from fedcgd.optimisation.catalogue import spelling_of
 
 _COLUMNS = ("noise_multiplier", "sensitivity", "rmse", "max_se")
 
@@ -48,66 +37,38 @@ def default_mechanisms(separation: int, rounds: int) -> list[str]:
     return [*names, "blt:4"] if rounds > 1 else names
 
 
-@takes(FitOptions)
-def compare_command(
-    when: FitOptions,
-    rounds: RoundsOption,
-    epsilon: EpsilonOption,
-    delta: DeltaOption,
-    mechanism: Annotated[
-        list[str] | None,
-        typer.Option(
-            autocompletion=mechanism_names,
-            help="NAME, NAME:VALUE, …, all also with :normalized behind it; repeat it. Default: the rows of Table 4.",
-        ),
-    ] = None,
-    error: ErrorOption = "rmse",
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw the RMSE of each as a bar, into this PNG or SVG file.")
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first; with --curvature, least loss first.
-
-    A mechanism that the sampling does not cover is listed with the reason. Numbers left out are chosen for the budget.
-
-    Example: fedcgd compare --mechanism dp-sgd --mechanism bisr:16 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
-    """
-    check_plot(plot)
-    workload, curvature = when.workload(rounds), when.quadratic()
-    texts = mechanism or default_mechanisms(when.apart, rounds)
-    asked = [(text, RunOptions(**vars(when), mechanism=text)) for text in texts]
-    for _, one in asked:
+def compare(asked: CompareOptions) -> None:
+    """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first; with --curvature, least loss first."""
+    check_plot(asked.plot)
+    workload, curvature = asked.workload(asked.rounds), asked.quadratic()
+    texts = asked.mechanism or default_mechanisms(asked.apart, asked.rounds)
+    runs = [(text, asked.with_mechanism(text)) for text in texts]
+    for _, one in runs:
         one.spelling()  # refuses what is misspelled before any work
     rows: list[dict[str, Any]] = []
-    with progress(len(asked), quiet=json) as step:
-        for text, one in asked:
+    with progress(len(runs), quiet=asked.json) as step:
+        for text, one in runs:
             step(text)
             try:
-                participation = one.run(rounds)
-                made = one.chosen(participation, epsilon=epsilon, delta=delta, error=error)
-                guarantee = calibrate(made, participation, epsilon=epsilon, delta=delta)
+                participation = one.run(asked.rounds)
+                made = one.chosen(participation, epsilon=asked.epsilon, delta=asked.delta, error=asked.error)
+                guarantee = calibrate(made, participation, epsilon=asked.epsilon, delta=asked.delta)
                 label = f"{text} → {spelling_of(made)}" if one.spelling().is_open else text
                 rows.append({"label": label, **figures(made, participation, guarantee, workload, curvature)})
             except ValueError as reason:
-                if len(asked) == 1:
+                if len(runs) == 1:
                     raise
                 rows.append({"label": text, "error": in_options(str(reason))})
     if all("error" in row for row in rows):
         reasons = dict.fromkeys(row["error"] for row in rows)
         raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))
     rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
-    if plot is not None:
-        draw(plot, rows)
-    if json:
+    if asked.plot is not None:
+        draw(asked.plot, rows)
+    if asked.json:
         print_json(rows)
     else:
         show(rows)
-
-
-compare_command.epilog = "\n\n".join(  # type: ignore[attr-defined]
-    ["Mechanisms:", *(f"{row.spelling} — {row.help}" for row in TABLE.values())]
-)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

@@ -1,12 +1,12 @@
 """`fedcgd curve`: from a model and public examples to its spectrum, and to noise that is fitted to it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
 
-from fedcgd.cli.options import JsonOption, WhenOptions, function_named, takes
+from fedcgd.cli.commands import CurveOptions
+from fedcgd.cli.options import function_named
 from fedcgd.cli.printing import (
     check_plot,
     console,
@@ -28,98 +28,48 @@ if TYPE_CHECKING:
 TASKS = "fedcgd_simulations.public:public_examples"  # in the repository, and not in the wheel
 
 
-@takes(WhenOptions)
-def curve_command(
-    when: WhenOptions,
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODULE:FUNCTION]",
-            help="A function without arguments that returns a fedcgd.curvature.public.Public: your model, its loss and public "
-            "examples. The module is looked for in this folder too.",
-        ),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="In place of a function: a task of the repository's simulations.")
-    ] = None,
-    spectrum: Annotated[
-        Path | None, typer.Option(help="In place of a function: what an earlier call wrote; nothing is measured.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the spectrum to this JSON file.")] = None,
-    model: Annotated[str | None, typer.Option(help="With --task: one of its models.")] = None,
-    public: Annotated[
-        str, typer.Option(help="With --task: `held-out`, its validation images, or another task's, made to fit.")
-    ] = "held-out",
-    examples: Annotated[int, typer.Option(min=1, help="With --task: how many public examples.")] = 1000,
-    eigenvalues: Annotated[
-        int, typer.Option(min=2, help="How many of the largest to compute; the others are estimated from above.")
-    ] = 100,
-    pretraining_epochs: Annotated[
-        int, typer.Option(min=0, help="Of training on random labels before; 0 for the model as it is.")
-    ] = 20,
-    pretraining_rate: Annotated[float, typer.Option(help="Learning rate of that training.")] = 0.1,
-    clip_norm: Annotated[
-        float | None, typer.Option(help="ζ of the private training: examples that will be clipped count less.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random labels and vectors.")] = 0,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw the eigenvalues, computed and estimated, into this image file.")
-    ] = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(
-            "--mechanism",
-            help="Then fit this noise to the spectrum: noise-curve:p, lambda-cgd, band-inv-mf:p, blt:d, …",
-        ),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="With --mechanism: the number of releases n.")] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="With --mechanism: η, what a mean of clipped updates is multiplied by.")
-    ] = None,
-    mechanism_file: Annotated[
-        Path | None, typer.Option(help="With --mechanism: write it to this JSON file, which is then spelled file:PATH.")
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Measure the curvature of a model's loss on public examples, and fit noise to it.
-
-    The labels are random, and the model learns them first: that makes it unsure, and its loss as curved as it will be. Nothing
-    private is looked at, so it costs no ε; see to it that the examples are public.
-
-    Example: fedcgd curve --task digits --model tanh-cnn --clip-norm 1 --eigenvalues 20 -o spectrum.json --mechanism noise-curve:8
-    --rounds 100 --separation 20 --learning-rate 0.5 --mechanism-file noise.json
-    """
-    check_plot(plot)
-    if sum(each is not None for each in (source, task, spectrum)) != 1:
+def curve(asked: CurveOptions) -> None:
+    """Measure the curvature of a model's loss on public examples, and fit noise to it."""
+    check_plot(asked.plot)
+    if sum(each is not None for each in (asked.source, asked.task, asked.spectrum)) != 1:
         raise ValueError("say whose curvature: one of MODULE:FUNCTION, --task and --spectrum")
-    if mechanism is None and any(given is not None for given in (rounds, learning_rate, mechanism_file)):
+    if asked.mechanism is None and any(
+        given is not None for given in (asked.rounds, asked.learning_rate, asked.mechanism_file)
+    ):
         raise ValueError("--rounds, --learning-rate and --mechanism-file are for a --mechanism to be fitted; give one")
     participation = None
-    if mechanism is not None:
-        if rounds is None or learning_rate is None:
+    if asked.mechanism is not None:
+        if asked.rounds is None or asked.learning_rate is None:
             raise ValueError("noise is fitted to a run: give its --rounds and its --learning-rate")
-        participation = when.participation(rounds, MechanismSpec.parse(mechanism).bands)
-    if spectrum is not None:
-        measured = Spectrum.load(spectrum)
+        participation = asked.participation(asked.rounds, MechanismSpec.parse(asked.mechanism).bands)
+    if asked.spectrum is not None:
+        measured = Spectrum.load(asked.spectrum)
     else:
-        chosen = {"task": task, "model": model, "public": public}
-        examples_of = _load(TASKS, **chosen, examples=examples) if task else _load(str(source))
-        settings = {"pretraining_epochs": pretraining_epochs, "pretraining_rate": pretraining_rate}
-        origin = (chosen if task else {"source": source}) | settings
-        measured = _measure(examples_of, origin, eigenvalues=eigenvalues, clip_norm=clip_norm, seed=seed, quiet=json)
-    if output is not None:
-        measured.save(output)
-    if plot is not None:
-        draw(plot, measured)
+        chosen = {"task": asked.task, "model": asked.model, "public": asked.public}
+        examples_of = _load(TASKS, **chosen, examples=asked.examples) if asked.task else _load(str(asked.source))
+        settings = {"pretraining_epochs": asked.pretraining_epochs, "pretraining_rate": asked.pretraining_rate}
+        origin = (chosen if asked.task else {"source": asked.source}) | settings
+        measured = _measure(
+            examples_of,
+            origin,
+            eigenvalues=asked.eigenvalues,
+            clip_norm=asked.clip_norm,
+            seed=asked.seed,
+            quiet=asked.json,
+        )
+    if asked.output is not None:
+        measured.save(asked.output)
+    if asked.plot is not None:
+        draw(asked.plot, measured)
     fitted = None
-    if mechanism is not None and participation is not None and learning_rate is not None:
-        with status(json) as say:
-            say(f"fitting {mechanism}")
-            quadratic = Quadratic(measured, learning_rate)
-            fitted = catalogue.mechanism(mechanism, participation, curvature=quadratic)
-        if mechanism_file is not None:
-            write_mechanism(fitted, mechanism_file)
-    show(measured, output, fitted, mechanism_file, json=json)
+    if asked.mechanism is not None and participation is not None and asked.learning_rate is not None:
+        with status(asked.json) as say:
+            say(f"fitting {asked.mechanism}")
+            quadratic = Quadratic(measured, asked.learning_rate)
+            fitted = catalogue.mechanism(asked.mechanism, participation, curvature=quadratic)
+        if asked.mechanism_file is not None:
+            write_mechanism(fitted, asked.mechanism_file)
+    show(measured, asked.output, fitted, asked.mechanism_file, json=asked.json)
 
 
 def _measure(

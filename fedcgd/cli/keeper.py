@@ -4,15 +4,19 @@ import json as json_format
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
-import typer
+import click
 
-from fedcgd.cli.options import JsonOption
+from fedcgd.cli.commands import (
+    NewKeeperOptions,
+    SealKeeperOptions,
+    ServeOptions,
+    ShowKeepersOptions,
+    VerifyKeepersOptions,
+)
 from fedcgd.cli.printing import EXIT_PROBLEMS, console, key_value_table, note, print_json
-from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.keepers.agreement import EVALUATION, Kind
 from fedcgd.keepers.cards import KeeperKey, Keepers, check_name, host_and_port
 from fedcgd.keepers.record import read, record_file
@@ -20,105 +24,59 @@ from fedcgd.keepers.service import KeeperService
 from fedcgd.keepers.tls import Tls
 from fedcgd.keepers.verification import contradictions
 from fedcgd.noise.keys import delete_key_file
-
-app = typer.Typer(
-    cls=CarefulGroup,
-    help="Keep a share of a run's noise: make a key, look at what was opened, check it against others, and end it.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-command = partial(app.command, cls=CarefulCommand)
-
-KeyArgument = Annotated[Path, typer.Argument(help="The keeper's key file. Its record lies beside it.")]
+from fedcgd.numeric import so_many
 
 
-@command()
-def new(
-    key: KeyArgument,
-    name: Annotated[str, typer.Option(help="What the others call this keeper: letters, digits, dots, dashes.")],
-    address: Annotated[str, typer.Option(help="HOST:PORT, if it will run as a service (fedcgd keeper serve).")] = "",
-    json: JsonOption = False,
-) -> None:
-    """Make a keeper's key, readable by you alone, and print its card: the lines that go into everybody's keepers.toml.
-
-    Example: fedcgd keeper new keeper.key --name court >> keepers.toml
-    """
-    if key.exists():
-        raise ValueError(f"{key} is there already, and one key is for one run: give another name")
-    check_name(name)  # what is wrong is refused before there is a key
-    if address:
-        host_and_port(address)
-    card = replace(KeeperKey.from_file(key, create=True).card(name), address=address)
-    if json:
+def new(asked: NewKeeperOptions) -> None:
+    """Make a keeper's key, readable by you alone, and print its card: the lines that go into everybody's keepers.toml."""
+    if asked.key.exists():
+        raise ValueError(f"{asked.key} is there already, and one key is for one run: give another name")
+    check_name(asked.name)  # what is wrong is refused before there is a key
+    if asked.address:
+        host_and_port(asked.address)
+    card = replace(KeeperKey.from_file(asked.key, create=True).card(asked.name), address=asked.address)
+    if asked.json:
         print_json({"name": card.name, "fingerprint": card.fingerprint, "toml": card.to_toml()})
         return
-    typer.echo(card.to_toml(), nl=False)
-    typer.echo(
-        f"Key in {key}, fingerprint {card.fingerprint}: read it to the others over another channel. keepers.toml begins with "
-        "`colluding = 1`, above the cards.",
+    click.echo(card.to_toml(), nl=False)
+    click.echo(
+        f"Key in {asked.key}, fingerprint {card.fingerprint}: read it to the others over another channel. keepers.toml begins "
+        "with `colluding = 1`, above the cards.",
         err=True,
     )
 
 
-@command()
-def serve(
-    key: KeyArgument,
-    keepers: Annotated[Path, typer.Option(help="The keepers.toml that all parties hold, with this keeper's address.")],
-    certificate: Annotated[Path, typer.Option(help="This keeper's certificate for TLS, PEM.")],
-    private_key: Annotated[Path, typer.Option(help="The certificate's private key, PEM, readable by you alone.")],
-    server: Annotated[Path, typer.Option(help="The certificate of the server that may ask, PEM.")],
-    host: Annotated[str, typer.Option(help="The network address to listen at; all of this machine's by default.")] = "",
-) -> None:
-    """Answer as a keeper until it is stopped, at the port of its address: a process of its own, without Flower.
-
-    Example: fedcgd keeper serve keeper.key --keepers keepers.toml --certificate tls.crt --private-key tls.key --server server.crt
-    """
-    tls = Tls(certificate=certificate, private_key=private_key, trusted=server)
-    service = KeeperService(key, Keepers.from_file(keepers), tls, host=host)
+def serve(asked: ServeOptions) -> None:
+    """Answer as a keeper until it is stopped, at the port of its address: a process of its own, without Flower."""
+    tls = Tls(certificate=asked.certificate, private_key=asked.private_key, trusted=asked.server)
+    service = KeeperService(asked.key, Keepers.from_file(asked.keepers), tls, host=asked.host)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with service:
-        typer.echo(f"keeper {service.card.name} ({service.card.fingerprint}) answers at {service.card.address}")
+        click.echo(f"keeper {service.card.name} ({service.card.fingerprint}) answers at {service.card.address}")
         with suppress(KeyboardInterrupt):
             service.serve_forever()
 
 
-@command()
-def show(
-    path: Annotated[Path, typer.Argument(help="A keeper's key file, or the keepers.toml that all parties hold.")],
-    json: JsonOption = False,
-) -> None:
-    """Show who the keepers in a keepers.toml are, or what the keeper of a key has opened.
-
-    Example: fedcgd keeper show keepers.toml
-    """
-    rows, values = _of_keepers(path) if path.suffix == ".toml" else _of_key(path)
-    if json:
+def show(asked: ShowKeepersOptions) -> None:
+    """Show who the keepers in a keepers.toml are, or what the keeper of a key has opened."""
+    rows, values = _of_keepers(asked.path) if asked.path.suffix == ".toml" else _of_key(asked.path)
+    if asked.json:
         print_json(values)
     else:
-        console.print(key_value_table(str(path), rows))
+        console.print(key_value_table(str(asked.path), rows))
 
 
-@command()
-def verify(
-    records: Annotated[
-        list[str], typer.Argument(help="NAME=FILE for each keeper: its name and its record (keeper.key.record).")
-    ],
-    ledger: Annotated[Path | None, typer.Option(help="The ledger of the run, to compare with as well.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Compare what several keepers opened, with each other and with the run's ledger; exit code 1 if they contradict.
-
-    Example: fedcgd keeper verify court=court.key.record union=union.key.record --ledger run.db
-    """
+def verify(asked: VerifyKeepersOptions) -> int:
+    """Compare what several keepers opened, with each other and with the run's ledger; exit code 1 if they contradict."""
     found = {}
-    for word in records:
+    for word in asked.records:
         name, _, path = word.partition("=")
         if not path or name in found:
             raise ValueError(f"each record is NAME=FILE, each name once; got {word!r}")
         check_name(name)
         found[name] = read(Path(path))
-    problems = contradictions(found, ledger)
-    if json:
+    problems = contradictions(found, asked.ledger)
+    if asked.json:
         print_json({"problems": problems, "rounds": {name: len(one.openings) for name, one in found.items()}})
     else:
         for problem in problems:
@@ -128,25 +86,21 @@ def verify(
             kinds = {opened.kind for one in found.values() for opened in one.openings}
             also = ", those of evaluations included" if EVALUATION in kinds else ""
             console.print(f"no contradiction; rounds opened{also}: {rounds}", soft_wrap=True)
-    if problems:
-        raise typer.Exit(EXIT_PROBLEMS)
+    return EXIT_PROBLEMS if problems else 0
 
 
-@command()
-def seal(key: KeyArgument, json: JsonOption = False) -> None:
-    """End a keeper's part in a run: delete its key, so that its share of the noise can never be removed, and keep its record.
-
-    Example: fedcgd keeper seal keeper.key
-    """
-    if not key.is_file():
-        raise ValueError(f"there is no key file {key}: nothing is deleted")
-    KeeperKey.from_file(key)  # it is a key, and not some other file
-    delete_key_file(key)
-    if json:
-        print_json({"deleted": str(key), "record": str(record_file(key))})
+def seal(asked: SealKeeperOptions) -> None:
+    """End a keeper's part in a run: delete its key, so that its share of the noise can never be removed, and keep its record."""
+    if not asked.key.is_file():
+        raise ValueError(f"there is no key file {asked.key}: nothing is deleted")
+    KeeperKey.from_file(asked.key)  # it is a key, and not some other file
+    delete_key_file(asked.key)
+    if asked.json:
+        print_json({"deleted": str(asked.key), "record": str(record_file(asked.key))})
     else:
         console.print(
-            f"{key} is deleted, and its copies and backups are yours to delete; the record stays in {record_file(key)}",
+            f"{asked.key} is deleted, and its copies and backups are yours to delete; the record stays in "
+            f"{record_file(asked.key)}",
             soft_wrap=True,
         )
 
@@ -164,6 +118,7 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
             f"{keepers.colluding} of {shares.keepers}: against so many, with the server, the plan's ε holds",
         ),
         ("may be away", f"{keepers.away} in a round"),
+        ("a sum", f"of at least {so_many(keepers.nodes, 'node', 'nodes')}; of fewer none is opened"),
         ("noise", f"{shares.louder:.3f} times a trusted server's"),
         ("digest", f"{keepers.digest[:16]}: the same for all parties"),
         (
@@ -178,6 +133,7 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         "keepers": {card.name: card.fingerprint for card in keepers.cards},
         "colluding": keepers.colluding,
         "away": keepers.away,
+        "nodes": keepers.nodes,
         "noise_factor": shares.louder,
         "digest": keepers.digest,
         "epsilon": keepers.epsilon,
@@ -191,7 +147,7 @@ def _of_key(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     if not path.is_file() and not record.is_file():
         raise ValueError(f"there is neither a key file {path} nor a record {record}")
     fingerprint = KeeperKey.from_file(path).card("any").fingerprint if path.is_file() else None
-    found = read(record) if record.is_file() and record.stat().st_size else None  # empty until the first round
+    found = read(record) if record.is_file() else None
     every = () if found is None else found.openings
     openings, evaluations = ([opened.round for opened in every if opened.kind == kind] for kind in get_args(Kind))
     agreed = None if found is None or found.agreement is None else json_format.loads(found.agreement)

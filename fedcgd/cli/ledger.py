@@ -1,25 +1,29 @@
 """`fedcgd ledger`: what a run's record says, whether it holds together, and the end of the run."""
 
-from functools import partial
-from pathlib import Path
-from typing import Annotated
-
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 from fedcgd import ledger
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
-from fedcgd.cli.options import JsonOption
+from fedcgd.cli.commands import (
+    AdoptOptions,
+    ComposeOptions,
+    ExportOptions,
+    LedgerOptions,
+    ModelOptions,
+    SealOptions,
+    VerifyOptions,
+)
 from fedcgd.cli.printing import (
     EXIT_PROBLEMS,
+    MOST_SHOWN,
     console,
     key_value_table,
     note,
     print_json,
     status,
 )
-from fedcgd.cli.usage import CarefulCommand, CarefulGroup, complaints
+from fedcgd.cli.usage import complaints
 from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.export import records
@@ -27,33 +31,14 @@ from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
-
-app = typer.Typer(
-    cls=CarefulGroup,
-    help="Look at the durable record of a run, check it, and end it.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-command = partial(app.command, cls=CarefulCommand)
-
-LedgerArgument = Annotated[Path, typer.Argument(help="The ledger file.")]
-RegisterOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="The register of the key's runs (noise.key.runs). Default: one beside the ledger that knows the run."
-    ),
-]
+from fedcgd.untrusted import clean
 
 
-@command()
-def show(path: LedgerArgument, json: JsonOption = False) -> None:
-    """Say where a run stands: rounds, attempts, ε so far.
-
-    Example: fedcgd ledger show run.db
-    """
-    with status(json):
-        record, verification = records(path), ledger.verify(path)
-    if json:
+def show(asked: LedgerOptions) -> None:
+    """Say where a run stands: rounds, attempts, ε so far."""
+    with status(asked.json):
+        record, verification = records(asked.path), ledger.verify(asked.path)
+    if asked.json:
         print_json({"run": record["run"], "verification": verification.to_description()})
         return
     run = record["run"]
@@ -69,7 +54,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
         ("rounds skipped", str(len(record["skips"]))),
     ]
-    console.print(key_value_table(str(path), rows))
+    console.print(key_value_table(str(asked.path), rows))
     table = Table(title="users by number of participations")
     table.add_column("participations", justify="right")
     table.add_column("users", justify="right")
@@ -78,31 +63,20 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
     console.print(table)
 
 
-@command()
-def verify(
-    path: LedgerArgument,
-    register: RegisterOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Derive ε again from the records alone; exit code 1 if they contradict each other, the plan or the register of the key.
-
-    Without the register an older copy of the ledger looks like a shorter run. What a careful forger can do all the same, the
-    page for reviewers says.
-
-    Example: fedcgd ledger verify run.db && echo sound
-    """
-    with status(json):
-        register = register or register_beside(path)
-        verification = ledger.verify(path, register=register)
+def verify(asked: VerifyOptions) -> int:
+    """Derive ε again from the records alone; exit code 1 if they contradict each other, the plan or the register of the key."""
+    with status(asked.json):
+        register = asked.register or register_beside(asked.path)
+        verification = ledger.verify(asked.path, register=register)
     try:
-        check_private(path, "the ledger, which says who took part when,")
+        check_private(asked.path, "the ledger, which says who took part when,")
     except ValueError as error:  # it may be a copy that was given to a reviewer
         complaints.print(f"[bold yellow]Note:[/bold yellow] {escape(str(error))}", soft_wrap=True, highlight=False)
-    if json:
+    if asked.json:
         print_json(verification.to_description())
     else:
         for name, value in _promised(verification):
-            console.print(f"{name}: {value}", soft_wrap=True)
+            console.print(f"{name}: {escape(clean(value, MOST_SHOWN))}", soft_wrap=True)
         if verification.forwards_client_metrics:
             note("Not private", NOT_COVERED)
         for text in verification.adopted:
@@ -118,39 +92,19 @@ def verify(
         if not verification.problems:
             releases = so_many(verification.released, "release", "releases")
             console.print(f"{releases}, and no contradiction in the records")
-    if verification.problems:
-        raise typer.Exit(EXIT_PROBLEMS)
+    return EXIT_PROBLEMS if verification.problems else 0
 
 
-@command()
-def export(path: LedgerArgument) -> None:
-    """Print all records as JSON, without user ids and models. Cohort sizes are in it: they are not differentially private.
-
-    Example: fedcgd ledger export run.db > run.json
-    """
-    print_json(ledger.export(path))
+def export(asked: ExportOptions) -> None:
+    """Print all records as JSON, without user ids and models. Cohort sizes are in it: they are not differentially private."""
+    print_json(ledger.export(asked.path))
 
 
-@command()
-def compose(
-    paths: Annotated[list[Path], typer.Argument(help="The ledgers of runs over the same people.")],
-    delta: Annotated[float | None, typer.Option(help="δ of all runs together. Default: that of their plans.")] = None,
-    user: Annotated[str | None, typer.Option(help="Only this user.")] = None,
-    register: RegisterOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Say what several runs cost together each user who was in them; users are the same if their ids are.
-
-    Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
-    The private evaluations of a run count with it: their ledger is looked for beside the run's.
-    An older copy of a ledger changes nothing. Copies of one run that went on in two places are both counted, and said.
-    Exit code 1 if a ledger contradicts itself, the register of its key or the joint budget that it was begun with.
-
-    Example: fedcgd ledger compose A.db B.db
-    """
-    with status(json):
-        found = ledger.joint(paths, delta=delta, user=user, register=register)
-    if json:
+def compose(asked: ComposeOptions) -> int:
+    """Say what several runs cost together each user who was in them; users are the same if their ids are."""
+    with status(asked.json):
+        found = ledger.joint(asked.paths, delta=asked.delta, user=asked.user, register=asked.register)
+    if asked.json:
         print_json(found.to_description())
     else:
         for group in found.groups:
@@ -173,68 +127,40 @@ def compose(
             note("Note", text, "yellow")
         for problem in found.problems:
             note("Problem", problem)
-    if found.problems:
-        raise typer.Exit(EXIT_PROBLEMS)
+    return EXIT_PROBLEMS if found.problems else 0
 
 
-@command()
-def model(
-    path: LedgerArgument,
-    target: Annotated[Path, typer.Argument(help="Where to: .npz or .safetensors.")],
-    carried: Annotated[
-        Path | None, typer.Option(help="The model that the run began with, for its arrays that were not trained.")
-    ] = None,
-) -> None:
-    """Write the last released model, before or after the run is sealed, by name: the arrays that the run trained, and no others.
+def model(asked: ModelOptions) -> None:
+    """Write the last released model by name: the arrays that the run trained, and no others."""
+    count = ledger.save_model(asked.path, asked.target, carried=asked.carried)
+    if asked.carried:
+        written = so_many(count, "array is", "arrays are")
+        rest = f", those that were not trained as they are in {asked.carried}"
+    else:
+        written = so_many(count, "trained array is", "trained arrays are")
+        rest = (
+            ". Arrays that were not trained (counters, frozen layers, fixed statistics) are not in a ledger; --carried takes "
+            "them from the model that the run began with"
+        )
+    console.print(f"{written} in {asked.target}{rest}", soft_wrap=True)
 
-    Counters, frozen layers and statistics that stayed as they were are not in the ledger. With --carried they come from the file
-    (.npz or .safetensors) of the model that the run began with, and the whole model is written.
 
-    Example: fedcgd ledger model run.db model.npz --carried initial.npz
-    """
-    count = ledger.save_model(path, target, carried=carried)
+def adopt(asked: AdoptOptions) -> None:
+    """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost."""
+    released = ledger.adopt(asked.path, NoiseKey.from_file(asked.key_file, runs=asked.runs))
     console.print(
-        f"{so_many(count, 'array is', 'arrays are')} in {target}, those that were not trained as they are in {carried}"
-        if carried
-        else f"{so_many(count, 'trained array is', 'trained arrays are')} in {target}. Arrays that were not trained (counters, "
-        "frozen layers, fixed statistics) are not in a ledger; --carried takes them from the model that the run began with",
+        f"{asked.path} is adopted after {so_many(released, 'released round', 'released rounds')}, and goes on with "
+        f"{asked.key_file}",
         soft_wrap=True,
     )
 
 
-@command()
-def adopt(
-    path: LedgerArgument,
-    key_file: Annotated[Path, typer.Option(help="The run's key file; its register lies beside it.")],
-    runs: Annotated[Path | None, typer.Option(help="The register, if it is not beside the key file.")] = None,
-) -> None:
-    """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost.
-
-    Nothing else can tell whether another copy of the run went on: if one did, ε was spent twice. The declaration is recorded in
-    the ledger, and verify and the report say so. If the register is only elsewhere, put it back instead.
-
-    Example: fedcgd ledger adopt run.db --key-file noise.key
-    """
-    released = ledger.adopt(path, NoiseKey.from_file(key_file, runs=runs))
+def seal(asked: SealOptions) -> None:
+    """End a run for good and delete its key, so that nobody can remove the noise from what was released."""
+    ledger.seal(asked.path, asked.key_file)
     console.print(
-        f"{path} is adopted after {so_many(released, 'released round', 'released rounds')}, and goes on with {key_file}",
-        soft_wrap=True,
-    )
-
-
-@command()
-def seal(
-    path: LedgerArgument,
-    key_file: Annotated[Path | None, typer.Option(help="The run's key file, which is deleted.")] = None,
-) -> None:
-    """End a run for good and delete its key, so that nobody can remove the noise from what was released.
-
-    Example: fedcgd ledger seal run.db --key-file noise.key
-    """
-    ledger.seal(path, key_file)
-    console.print(
-        f"{path} is sealed"
-        + (f", {key_file} is deleted" if key_file else "; delete its key where you keep it")
+        f"{asked.path} is sealed"
+        + (f", {asked.key_file} is deleted" if asked.key_file else "; delete its key where you keep it")
         + ". Where a SuperLink was deployed, delete its database and journal too when it has stopped (state.db, state.db-wal, "
         "state.db-shm): they hold what nodes sent, without noise",
         soft_wrap=True,

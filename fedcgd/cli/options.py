@@ -1,19 +1,17 @@
 """The options that commands share, and what they mean together."""
 
-import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
-import typer
+import click
 
-from fedcgd.accounting.calibration import Method
-from fedcgd.accounting.search import iterations
-from fedcgd.accounting.selection import select_mechanism
+from fedcgd.choices import Method
+from fedcgd.cli.declare import Option
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Objective, Workload
@@ -25,19 +23,19 @@ from fedcgd.quadratic import Quadratic, Spectrum
 SPELLINGS = ", ".join(row.spelling for row in TABLE.values())
 
 
-def mechanism_names() -> list[str]:
+def completed_mechanisms(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """What a shell completes after --mechanism."""
-    return list(TABLE)
+    return [name for name in TABLE if name.startswith(typed)]
 
 
-ErrorOption = Annotated[Objective, typer.Option("--error", help="What optimised mechanisms minimise.")]
-RoundsOption = Annotated[int, typer.Option("--rounds", help="Number of releases n.")]
+ErrorOption = Annotated[Objective, Option("--error", help="What optimised mechanisms minimise.")]
+RoundsOption = Annotated[int, Option("--rounds", help="Number of releases n.")]
 
 
 def _warned(delta: float) -> float:
     """δ, and a word on standard error if it is so large that ε means little."""
     if LARGE_DELTA <= delta < 1:
-        typer.echo(
+        click.echo(
             f"Warning: δ = {delta:g} is large. To publish the data of one user in {max(1, round(1 / delta)):,}, drawn at random, "
             f"as they are is (0, {delta:g})-private too. Take a δ well below 1 / number of users.",
             err=True,
@@ -47,37 +45,37 @@ def _warned(delta: float) -> float:
 
 LARGE_DELTA = 1e-2
 DeltaOption = Annotated[
-    float, typer.Option("--delta", callback=_warned, help="Failure probability δ; well below 1 / number of users.")
+    float, Option("--delta", check=_warned, help="Failure probability δ; well below 1 / number of users.")
 ]
 
 
 def usual(epsilon: float | None) -> float | None:
     """ε, and a word on standard error if nobody trains with so little, or is protected by so much."""
     if epsilon is not None and 0 < epsilon < 0.1:
-        typer.echo(
+        click.echo(
             f"Note: ε = {epsilon:g} is small: noise grows as 1/ε, and few models learn anything below 0.1. 0.1 to 10 is usual.",
             err=True,
         )
     if epsilon is not None and 10 < epsilon < float("inf"):
-        typer.echo(
+        click.echo(
             f"Note: ε = {epsilon:g} is large: whether a user's data were used may be guessed nearly always. 0.1 to 10 is usual.",
             err=True,
         )
     return epsilon
 
 
-EpsilonOption = Annotated[float, typer.Option("--epsilon", callback=usual, help="Budget ε; 0.1 to 10 is usual.")]
-NoiseMultiplierOption = Annotated[float, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
+EpsilonOption = Annotated[float, Option("--epsilon", check=usual, help="Budget ε; 0.1 to 10 is usual.")]
+NoiseMultiplierOption = Annotated[float, Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
 ReleasedOption = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--released",
         help="For the first rounds only; holds if their number does not depend on what they released.",
     ),
 ]
 MethodOption = Annotated[
     Method | None,
-    typer.Option(
+    Option(
         "--method",
         help="Of balls-in-bins: by draws, that mislead with probability 1e-12 (part of δ); or without any, in minutes. "
         "Default: without any for dp-sgd, where that takes seconds, and else by draws.",
@@ -85,15 +83,15 @@ MethodOption = Annotated[
 ]
 JsonOption = Annotated[
     bool,
-    typer.Option("--json", help="Print JSON for machines, and nothing else; an infinite figure is the text 'inf'."),
+    Option("--json", help="Print JSON for machines, and nothing else; an infinite figure is the text 'inf'."),
 ]
 
 
 MechanismOption = Annotated[
     str,
-    typer.Option(
+    Option(
         "--mechanism",
-        autocompletion=mechanism_names,
+        shell_complete=completed_mechanisms,
         help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
         "Where there is a budget numbers may be left out, from the right: they are then chosen (not d of blt, nor ν without a "
         "--curvature).",
@@ -102,11 +100,11 @@ MechanismOption = Annotated[
 
 
 def rate(text: str | float) -> float:
-    """A probability written as a number or a fraction, such as 128/50000. Raises typer.BadParameter for anything else."""
+    """A probability written as a number or a fraction, such as 128/50000. Raises click.BadParameter for anything else."""
     try:
         return float(Fraction(text))
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise typer.BadParameter(f"a number or a fraction such as 128/50000, got {text!r}") from None
+        raise click.BadParameter(f"a number or a fraction such as 128/50000, got {text!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,7 @@ class WhenOptions:
 
     participations: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--participations",
             help="A user takes part at most k times (Poisson, b-min-sep: in expectation; random-allocation: once in each of k "
             "epochs). Default: ⌈rounds / separation⌉.",
@@ -123,9 +121,9 @@ class WhenOptions:
     ] = None
     sampling_rate: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--sampling-rate",
-            parser=rate,
+            type=rate,
             metavar="Q",
             help="Poisson: the probability q with which a user (cyclic-poisson: of the round's group; b-min-sep: one that may "
             "take part again) takes part in a round, as a number or like 128/50000; in place of --participations.",
@@ -133,17 +131,17 @@ class WhenOptions:
     ] = None
     separation: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--separation",
             help="Any two participations of a user are at least b rounds apart. Default: 1; b-min-sep has none.",
         ),
     ] = None
     sampling: Annotated[
-        Sampling, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
+        Sampling, Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
     ] = "none"
     cold_start: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--cold-start",
             help="b-min-sep: every user may take part from the first round; without, the round from which it may is "
             "drawn, so that cohorts are as large at the start as later.",
@@ -154,6 +152,11 @@ class WhenOptions:
     def apart(self) -> int:
         """b, 1 where it is not given."""
         return 1 if self.separation is None else self.separation
+
+    def with_mechanism(self, mechanism: str) -> "RunOptions":
+        """The options that these share with those of one run, and the mechanism."""
+        shared = {each.name: getattr(self, each.name) for each in fields(RunOptions) if hasattr(self, each.name)}
+        return RunOptions(**shared | {"mechanism": mechanism})
 
     def participation(self, rounds: int, bands: int | None = None) -> Participation:
         """The participation that the options describe, for a mechanism with so many bands (None: it has no such number)."""
@@ -174,26 +177,24 @@ class FitOptions(WhenOptions):
 
     momentum: Annotated[
         float,
-        typer.Option("--momentum", help="Heavy-ball momentum of the SGD that λ, p and what is optimised are for."),
+        Option("--momentum", help="Heavy-ball momentum of the SGD that λ, p and what is optimised are for."),
     ] = 0.0
     schedule: Annotated[
         Schedule,
-        typer.Option(
-            "--schedule", help="Its learning rate: constant, or down to zero over the rounds. Costs no privacy."
-        ),
+        Option("--schedule", help="Its learning rate: constant, or down to zero over the rounds. Costs no privacy."),
     ] = "constant"
-    warmup: Annotated[int, typer.Option("--warmup", help="So many first rounds in which the rate rises.")] = 0
+    warmup: Annotated[int, Option("--warmup", help="So many first rounds in which the rate rises.")] = 0
 
     curvature: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--curvature",
             help="A spectrum of public data, as `fedcgd curve` writes it, with --learning-rate: what is optimised "
             "loses least on it, and so do λ and ν that are left out.",
         ),
     ] = None
     learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", help="η of the descent that --curvature is about; below 2/‖H‖.")
+        float | None, Option("--learning-rate", help="η of the descent that --curvature is about; below 2/‖H‖.")
     ] = None
 
     def workload(self, rounds: int) -> Workload:
@@ -236,6 +237,9 @@ class RunOptions(FitOptions):
 
         Raises ValueError if there is none.
         """
+        from fedcgd.accounting.search import iterations
+        from fedcgd.accounting.selection import select_mechanism
+
         fitted_to: dict[str, Any] = {
             "error": error,
             "workload": self.workload(participation.rounds),
@@ -261,33 +265,6 @@ class RunOptions(FitOptions):
         return damping(chosen, plain)
 
 
-def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes `command(options, …)` a command whose command-line options are the fields of `options` and its own parameters."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        hints = get_type_hints(options, include_extras=True)
-        shared = [_parameter(field, hints[field.name]) for field in fields(options)]
-
-        def run(**values: Any) -> None:
-            given = options(**{parameter.name: values.pop(parameter.name) for parameter in shared})
-            command(given, **values)
-
-        parameters = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own), *shared]
-        parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.__doc__, run.__name__ = command.__doc__, command.__name__
-        return run
-
-    return decorate
-
-
-def _parameter(field: "Field[Any]", annotation: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
 def participation_of(
     sampling: Sampling,
     rounds: int,
@@ -304,6 +281,11 @@ def participation_of(
     user is in the drawn group in n/p rounds, so q = p·k/n. For b-min-sep it is in one of 1/q + b − 1 rounds, so that
     q = 1/(n/k − b + 1).
     """
+    if bands is not None and bands > rounds >= 1:
+        raise ValueError(
+            f"the mechanism has {bands} bands, and a run of {rounds} rounds has use for {rounds} at most: "
+            f"write {rounds}, or fewer"
+        )
     if not warm and sampling != "b-min-sep":
         raise ValueError(f"--cold-start is for b-min-sep sampling, not for {sampling}; leave it out")
     if separation is None:

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedcgd.accounting.guarantee import ADJACENCY
-from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, function_named
+from fedcgd.cli.commands import PlanOptions
+from fedcgd.cli.options import function_named
 from fedcgd.cli.printing import budget, check_plot, console, drawn, print_json, status
 from fedcgd.numeric import as_clip_norm
 from fedcgd.planning import (
@@ -21,6 +20,7 @@ from fedcgd.planning import (
     RehearsedRecipe,
     as_python,
     as_run_config,
+    expectation,
     is_hopeless,
     plan_recipes,
     recommended,
@@ -28,149 +28,74 @@ from fedcgd.planning import (
     verdict,
     with_more_turns,
 )
-from fedcgd.planning.planner import as_part
+from fedcgd.planning.planner import as_part, as_ratio
 from fedcgd.planning.rehearsal import Train
 from fedcgd.quadratic import Spectrum
 
 _TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
 
 
-class SecretName(StrEnum):
-    """A sampling that can be kept secret."""
-
-    POISSON = "poisson"
-    BALLS_IN_BINS = "balls-in-bins"
-    B_MIN_SEP = "b-min-sep"
-    RANDOM_ALLOCATION = "random-allocation"
-
-
-def plan_command(
-    users: Annotated[
-        int, typer.Option(help="Examples, or people where a person is what is protected. A public number.")
-    ],
-    epsilon: EpsilonOption,
-    delta: DeltaOption,
-    secret: Annotated[
-        list[SecretName] | None,
-        typer.Option(
-            help="A sampling that you can keep secret, in logs too; repeat the option for several. Without it anybody may know "
-            "who takes part when. The last two take a minute or more."
-        ),
-    ] = None,
-    turns: Annotated[
-        int, typer.Option(help="How often one user takes part at most: epochs, or turns of a person.")
-    ] = 20,
-    max_cohort: Annotated[int | None, typer.Option(help="The most users in a round. Default: all.")] = None,
-    max_rounds: Annotated[int | None, typer.Option(help="The most rounds. Default: 4000.")] = None,
-    buffers: Annotated[
-        int, typer.Option(help="How many vectors of the model's size there is memory for, to correlate noise.")
-    ] = 32,
-    clip_norm: Annotated[
-        float, typer.Option(help="L2 norm that each user's update is clipped to; learning rates are printed for it.")
-    ] = 1.0,
-    spectrum: Annotated[
-        Path | None,
-        typer.Option(help="The spectrum of *public* data like the private ones, as `fedcgd curve` writes it."),
-    ] = None,
-    spectrum_is_public: Annotated[
-        bool, typer.Option("--spectrum-is-public", help="Says that nobody's private data are in --spectrum.")
-    ] = False,
-    classes: Annotated[
-        int | None, typer.Option(help="Outputs of a linear model, such as softmax regression; give --features too.")
-    ] = None,
-    features: Annotated[
-        int | None,
-        typer.Option(help="Inputs of the linear model, the bias not counted; examples are scaled to norm 1."),
-    ] = None,
-    uncentred: Annotated[
-        bool, typer.Option("--uncentred", help="The inputs have a mean far from zero, as raw pixels have.")
-    ] = False,
-    hidden_layers: Annotated[
-        int | None,
-        typer.Option(
-            help="Of a network that is trained whole: its layers besides the last. With two or more, rates are smaller."
-        ),
-    ] = None,
-    proxy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="A function that trains a *public* task like the private one: recipes and rates are tried on it, and its scores "
-            "rank them. The module is looked for in this folder too.",
-        ),
-    ] = None,
-    proxy_is_public: Annotated[
-        bool, typer.Option("--proxy-is-public", help="Says that nobody's private data are in --proxy.")
-    ] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option(help="With --proxy: a JSONL file of what was tried, from which the next command goes on."),
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="With --proxy: seeds of each training; more for small proxies.")] = 1,
-    processes: Annotated[int, typer.Option(help="With --proxy: how many trainings run at once.")] = 1,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Also draw the expected loss against turns, a curve for each kind, into this PNG or SVG."),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate.
-
-    They are ranked by the loss that theory expects of the last model, on a quadratic: 1 is an untrained model, 0 the best.
-
-    Only public numbers go in, so that the answer costs no privacy. A --spectrum or --proxy of private data would make ε wrong.
-
-    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred
-    """
-    check_plot(plot)
-    as_clip_norm(clip_norm)
+def plan(asked: PlanOptions) -> None:
+    """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate."""
+    check_plot(asked.plot)
+    as_clip_norm(asked.clip_norm)
     question = Question(
-        users=users, epsilon=epsilon, delta=delta, secret=tuple(name.value for name in secret or ()),
-        turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,
-        spectrum=_public(spectrum, sure=spectrum_is_public),
-        model=_linear(classes, features, uncentred),
-        hidden_layers=hidden_layers,
+        users=asked.users, epsilon=asked.epsilon, delta=asked.delta, secret=tuple(asked.secret or ()),
+        turns=asked.turns, max_cohort=asked.max_cohort, max_rounds=asked.max_rounds, buffers=asked.buffers,
+        spectrum=_public(asked.spectrum, sure=asked.spectrum_is_public),
+        model=_linear(asked.classes, asked.features, asked.uncentred),
+        hidden_layers=asked.hidden_layers,
     )  # fmt: skip
-    if proxy is None and (record is not None or repeats != 1 or processes != 1):
+    if asked.proxy is None and (asked.record is not None or asked.repeats != 1 or asked.processes != 1):
         raise ValueError(
             "--record, --repeats and --processes are of rehearsals on a proxy: give --proxy, or leave them out"
         )
-    train = None if proxy is None else _proxy(proxy, sure=proxy_is_public)
-    with status(json) as say:
+    train = None if asked.proxy is None else _proxy(asked.proxy, sure=asked.proxy_is_public)
+    with status(asked.json) as say:
         ranked: Sequence[PlannedRecipe] = (
             plan_recipes(question, progress=say)
             if train is None
             else rehearse(
-                question, train, public=True, repeats=repeats, record=record, processes=processes, progress=say
+                question,
+                train,
+                public=True,
+                repeats=asked.repeats,
+                record=asked.record,
+                processes=asked.processes,
+                progress=say,
             )
         )
-        if plot is not None:
-            draw(plot, _frontier(question, say))
+        if asked.plot is not None:
+            draw(asked.plot, question, _frontier(question, say))
         more = None
         if train is None and not is_hopeless(ranked):
             say("twice the turns")
             more = with_more_turns(question, ranked)
-    if json:
+    if asked.json:
         print_json(
-            budget(epsilon, delta)
-            | ({} if train is not None else {"verdict": verdict(ranked)})
+            budget(asked.epsilon, asked.delta)
+            | (
+                {}
+                if train is not None
+                else {"verdict": verdict(ranked), "expectation": expectation(recommended(ranked))}
+            )
             | ({} if more is None else {"loss_with_twice_the_turns": more.outcome.loss})
-            | {"users": users, "recipes": [figures(one, question, clip_norm) for one in ranked]}
+            | {"users": asked.users, "recipes": [figures(one, question, asked.clip_norm) for one in ranked]}
         )
     else:
-        show(ranked, question, clip_norm, more)
+        show(ranked, question, asked.clip_norm, more)
 
 
-def _linear(classes: int | None, features: int | None, uncentred: bool) -> LinearModel | None:
+def _linear(classes: int | None, features: int | None, mean_share: float) -> LinearModel | None:
     """The model of the options, if they describe one."""
-    if classes is None and features is None and not uncentred:
+    if classes is None and features is None and not mean_share:
         return None
     if classes is None or features is None:
         raise ValueError(
             "a linear model is described by --classes and --features together, and --uncentred is of one: "
             "give both, or none of the three"
         )
-    return LinearModel(classes=classes, features=features, centred=not uncentred)
+    return LinearModel(classes=classes, features=features, mean_share=mean_share)
 
 
 def _public(path: Path | None, *, sure: bool) -> Spectrum | None:
@@ -209,6 +134,8 @@ def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dic
         "learning_rate": planned.outcome.learning_rate / clip_norm,
         "progress": planned.outcome.progress,
         "noise": planned.outcome.noise,
+        "signal_to_noise": planned.outcome.signal_to_noise,
+        "unlearned": planned.outcome.unlearned,
         "loss": planned.outcome.loss,
         **(
             {"score": planned.score, "score_error": planned.error, "rehearsals": planned.rehearsals}
@@ -247,7 +174,7 @@ def show(
     what = (
         "score: on the proxy, and the number of rehearsals whose mean it is"
         if rehearsed
-        else "noise: the standard deviation that it gives one weight of the last model"
+        else "s/n: how far a steady gradient of norm 1 moves the model, over the noise in a weight; one scale for all models"
     )
     table = Table(
         caption="cohort: users in a round. turns: rounds of one user (poisson, b-min-sep: on average). rate: the first learning "
@@ -259,7 +186,7 @@ def show(
         padding=0,  # so that a name fits into 80 columns unbroken
         pad_edge=False,
     )
-    last = ("loss", "score") if rehearsed else ("noise", "loss")
+    last = ("loss", "score") if rehearsed else ("s/n", "loss")
     for column in ("recipe", "cohort", "rounds", "turns", "rate", "schedule", "σ", *last):
         table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right", overflow="fold")
     for one in ranked:
@@ -274,7 +201,7 @@ def show(
             *(
                 (loss, f"{one.score:.3g} ({one.rehearsals})")
                 if isinstance(one, RehearsedRecipe)
-                else (f"{one.outcome.noise * clip_norm:.3g}", loss)
+                else (as_ratio(one.outcome.signal_to_noise), loss)
             ),
         )  # fmt: skip
     console.print(table)
@@ -283,6 +210,7 @@ def show(
         if is_hopeless(ranked):
             console.print("So no recipe is recommended or printed as a program. With --json all are printed.")
             return
+        console.print(expectation(recommended(ranked)), soft_wrap=True, highlight=False)
         if more is not None:
             console.print(
                 f"More turns are more work, at the same ε and δ: with --turns {2 * question.turns}, {more.recipe.mechanism} "
@@ -303,19 +231,27 @@ def show(
 
 
 def _frontier(question: Question, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
-    """For each kind, (turns, expected loss)."""
+    """For each kind, (turns, the least expected loss of at most so many)."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for turns in sorted({turns for turns in _TURNS if turns < question.turns} | {question.turns}):
         say(f"the picture, {turns} turns")
         for one in plan_recipes(replace(question, turns=turns)):
-            curves.setdefault(one.kind, []).append((turns, one.outcome.loss))
+            points = curves.setdefault(one.kind, [])
+            points.append((turns, min([one.outcome.loss, *(loss for _, loss in points)])))
     return curves
 
 
-def draw(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
+def draw(path: Path, question: Question, curves: dict[str, list[tuple[int, float]]]) -> None:
     """Expected loss against turns, one curve a kind, into the image file `path`."""
     with drawn(path, 7, 4.5) as figure:
-        axes = figure.add_subplot(xscale="log", xlabel="turns of a user", ylabel="part of the loss that is left")
+        axes = figure.add_subplot(
+            xscale="log", xlabel="at most so many turns of a user", ylabel="part of the loss that is left"
+        )
         for (kind, points), marker in zip(curves.items(), "osv^D*Px<>", strict=False):
             axes.plot(*zip(*points, strict=True), marker=marker, label=kind)
+        every = sorted({turns for points in curves.values() for turns, _ in points})
+        axes.set_xticks(every, [str(turns) for turns in every])
+        axes.set_xticks([], minor=True)
+        axes.set_ylim(bottom=0)
+        axes.set_title(f"{question.users} users, ε = {question.epsilon:g}, δ = {question.delta:g} (zero out one user)")
         axes.legend()

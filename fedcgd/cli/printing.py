@@ -11,15 +11,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
+import click
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedcgd.accounting import Guarantee
 from fedcgd.accounting.guarantee import ADJACENCY
-from fedcgd.cli.usage import complaints
+from fedcgd.cli.usage import Terminal, complaints
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -28,22 +27,24 @@ from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
+from fedcgd.untrusted import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 EXIT_PROBLEMS = 1
+MOST_SHOWN = 10_000  # characters of a text that may be somebody else's
 _LINE_EVERY = 10.0  # seconds, at least, between lines on what is no terminal
 
-console = Console()
+console = Terminal()
 
 _HOW_FAR = re.compile(r"(\d+) of (?:about )?(\d+)")
 
 
 def print_json(value: Any) -> None:
     """`value` as JSON on standard output, and nothing else. JSON has no infinity: it becomes the text "inf"."""
-    typer.echo(json.dumps(finite(value), indent=2, allow_nan=False))
+    click.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
 def finite(value: Any) -> Any:
@@ -89,7 +90,7 @@ def print_refusals(rows: Sequence[dict[str, Any]]) -> None:
 
 def note(word: str, text: str, style: str = "red") -> None:
     """A line that begins with a bold word."""
-    console.print(f"[bold {style}]{word}:[/bold {style}] {escape(text)}", soft_wrap=True)
+    console.print(f"[bold {style}]{word}:[/bold {style}] {escape(clean(text, MOST_SHOWN))}", soft_wrap=True)
 
 
 def when(participation: Participation) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def key_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, escape(value))
+        table.add_row(name, escape(clean(value, MOST_SHOWN)))
     return table
 
 

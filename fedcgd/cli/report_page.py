@@ -5,11 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from fedcgd import ledger
 from fedcgd.accounting.accountant import Progress, silent
@@ -18,7 +16,7 @@ from fedcgd.accounting.explain import NOT_COVERED
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import draw_trade_off
-from fedcgd.cli.ledger import LedgerArgument, RegisterOption
+from fedcgd.cli.commands import ReportOptions
 from fedcgd.cli.printing import EXIT_PROBLEMS, console, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
 from fedcgd.files import whole
@@ -37,51 +35,35 @@ DENSE_ROUNDS = 2048  # up to which the noise of every round is drawn
 SHOWN_ATTEMPTS = 500
 
 
-def report_command(
-    path: LedgerArgument,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", help="report.html: the page for a reviewer. statement.md or .json: the privacy statement."
-        ),
-    ],
-    register: RegisterOption = None,
-) -> None:
-    """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.
-
-    All of it comes from the ledger, which is compared with the register of its key. Exit code 1 if the records contradict each
-    other. The HTML page has counts of users and rounds, which are not differentially private; the statement counts nobody.
-
-    Example: fedcgd report run.db -o report.html
-    """
+def report(asked: ReportOptions) -> int:
+    """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model."""
     with status(False) as progress:
-        if output.suffix not in FORMATS:
-            raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {output}")
-        if output.resolve() == path.resolve():
-            raise ValueError(f"--output is the ledger itself, {output}; give the page another name")
-        register = register or register_beside(path)
-        record, verification = records(path), ledger.verify(path, register=register)
+        if asked.output.suffix not in FORMATS:
+            raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {asked.output}")
+        if asked.output.resolve() == asked.path.resolve():
+            raise ValueError(f"--output is the ledger itself, {asked.output}; give the page another name")
+        register = asked.register or register_beside(asked.path)
+        record, verification = records(asked.path), ledger.verify(asked.path, register=register)
         compared = register is not None
-        statement = statement_of(path, record["run"], verification, compared=compared, progress=progress)
-        match output.suffix:
+        statement = statement_of(asked.path, record["run"], verification, compared=compared, progress=progress)
+        match asked.output.suffix:
             case ".html":
-                beside = evaluation_ledger(path)
+                beside = evaluation_ledger(asked.path)
                 evaluation = ledger.export(beside) if beside.exists() else None
                 record["verification"] = verification.to_description()
-                text = page(path.name, statement, record, evaluation, progress=progress)
+                text = page(asked.path.name, statement, record, evaluation, progress=progress)
             case ".md":
                 text = statement_markdown(statement)
             case _:
                 text = json_module.dumps(finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         try:
-            with whole(output) as part:
+            with whole(asked.output) as part:
                 part.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"cannot write {output}: {error.strerror}") from error
+            raise ValueError(f"cannot write {asked.output}: {error.strerror}") from error
     what = f"the register {register}" if compared else "no register (--register)"
-    console.print(f"{output} is written, compared with {what}", soft_wrap=True, markup=False)
-    if statement["problems"]:
-        raise typer.Exit(EXIT_PROBLEMS)
+    console.print(f"{asked.output} is written, compared with {what}", soft_wrap=True, markup=False)
+    return EXIT_PROBLEMS if statement["problems"] else 0
 
 
 def page(

@@ -4,24 +4,15 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 from fedcgd.accounting import calibrate
 from fedcgd.accounting.selection import select_mechanism
-from fedcgd.cli.options import (
-    DeltaOption,
-    EpsilonOption,
-    JsonOption,
-    RoundsOption,
-    RunOptions,
-    WhenOptions,
-    mechanism_names,
-    takes,
-)
+from fedcgd.cli.commands import TheoryOptions
+from fedcgd.cli.options import RunOptions
 from fedcgd.cli.printing import (
     budget,
     check_plot,
@@ -58,64 +49,33 @@ def default_mechanisms(separation: int) -> list[str]:
     ]  # fmt: skip
 
 
-@takes(WhenOptions)
-def theory_command(
-    when: WhenOptions,
-    spectrum: Annotated[Path, typer.Option(help="A spectrum, as `fedcgd curve` writes it (JSON), of public data.")],
-    rounds: RoundsOption,
-    epsilon: EpsilonOption,
-    delta: DeltaOption,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="η; below 2/‖H‖. Default: 1/‖H‖, where descent on the steepest direction is fastest."),
-    ] = None,
-    mechanism: Annotated[
-        list[str] | None,
-        typer.Option(
-            autocompletion=mechanism_names,
-            help="A mechanism, as everywhere; repeat it. What can be fitted to the spectrum is shown without that, and fitted. "
-            "Default: one or two of each kind.",
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Also draw losses against rounds, d, d_eff and ν into this PNG or SVG file; takes a minute."),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Show what the noise of each mechanism adds to the loss on a quadratic with a given spectrum, least first.
-
-    Loss: what the noise adds after all rounds. Gradient norm: what it adds to the mean of the squared norm over all rounds: large
-    where noise is large on the way and cancelled at the end. Stationary: the loss of a run without end in which a user takes part
-    once. All per (clip norm / cohort)², at the budget.
-
-    Example: fedcgd theory --spectrum spectrum.json --rounds 1000 --separation 100 --epsilon 8 --delta 1e-5
-    """
-    check_plot(plot)
-    found = Spectrum.load(spectrum)
+def theory(asked: TheoryOptions) -> None:
+    """Show what the noise of each mechanism adds to the loss on a quadratic with a given spectrum, least first."""
+    check_plot(asked.plot)
+    found = Spectrum.load(asked.spectrum)
     if found.largest == 0:
         raise ValueError(
-            f"{spectrum} has no curvature: all its eigenvalues are 0; give one that `fedcgd curve` measured"
+            f"{asked.spectrum} has no curvature: all its eigenvalues are 0; give one that `fedcgd curve` measured"
         )
-    quadratic = Quadratic(found, 1 / found.largest if learning_rate is None else learning_rate)
-    texts = list(dict.fromkeys(mechanism or default_mechanisms(when.apart)))
-    asked = [RunOptions(**vars(when), mechanism=text) for text in texts]
-    for one in asked:
+    quadratic = Quadratic(found, 1 / found.largest if asked.learning_rate is None else asked.learning_rate)
+    texts = list(dict.fromkeys(asked.mechanism or default_mechanisms(asked.apart)))
+    runs = [asked.with_mechanism(text) for text in texts]
+    for one in runs:
         one.spelling()  # refuses what is misspelled before any work
-    plain = Participation(rounds=rounds, min_separation=when.apart, max_participations=when.participations)
+    plain = Participation(rounds=asked.rounds, min_separation=asked.apart, max_participations=asked.participations)
     rows: list[dict[str, Any]] = []
     curves: list[Curve] = []
-    with progress(len(asked) + (0 if plot is None else _CURVE_POINTS), quiet=json) as step:
-        for one in asked:
+    with progress(len(runs) + (0 if asked.plot is None else _CURVE_POINTS), quiet=asked.json) as step:
+        for one in runs:
             step(one.mechanism)
-            rows += _rows(one, rounds, quadratic, epsilon, delta)
-        if plot is not None:
+            rows += _rows(one, asked.rounds, quadratic, asked.epsilon, asked.delta)
+        if asked.plot is not None:
             curves = _curves(plain, quadratic, step)
-    summary = _summary(quadratic, asked[0].run(rounds), epsilon, delta)
+    summary = _summary(quadratic, runs[0].run(asked.rounds), asked.epsilon, asked.delta)
     rows.sort(key=lambda row: row.get("loss", math.inf))
-    if plot is not None:
-        draw(plot, curves)
-    if json:
+    if asked.plot is not None:
+        draw(asked.plot, curves)
+    if asked.json:
         print_json({**summary, "mechanisms": rows, "curves": [asdict(curve) for curve in curves]})
     else:
         show(rows, summary)

@@ -1,20 +1,50 @@
 """What the command line says when it is called in a wrong way: all that is missing, what was probably meant, what is refused."""
 
+import json
+import os
 import re
-from collections.abc import Collection
+import sys
+import traceback
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from click import Command, Context, Parameter
-from click.exceptions import BadOptionUsage, BadParameter, Exit, MissingParameter, NoSuchOption, UsageError
+import click
+from click import Context, Parameter
+from click.exceptions import (
+    Abort,
+    BadOptionUsage,
+    BadParameter,
+    ClickException,
+    MissingParameter,
+    NoArgsIsHelpError,
+    NoSuchOption,
+    UsageError,
+)
 from rich.console import Console
 from rich.markup import escape
-from typer.core import TyperCommand, TyperGroup
+
+from fedcgd.extras import missing_package
 
 EXIT_BAD_INPUT = 2
+EXIT_INTERNAL = 3
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 
-complaints = Console(stderr=True)
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Terminal(Console):
+    """Rich's console, without an exit code of its own where nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the command."""
+        raise
+
+
+complaints = Terminal(stderr=True)
 
 # What a message of the library calls a setting, and the option that sets it.
 _OPTIONS = {
@@ -59,20 +89,69 @@ def in_options(message: str) -> str:
     return _SUBJECT.sub(r"--\1", _NAME.sub(lambda found: _OPTIONS[found[0]], message))
 
 
-def fail(message: str) -> NoReturn:
-    """Say what is wrong and leave with exit code 2."""
-    complaints.print(f"[bold red]Error:[/bold red] {escape(message)}", soft_wrap=True, highlight=False)
-    raise Exit(EXIT_BAD_INPUT)
-
-
 def meant(word: str, known: Collection[str]) -> str:
     """`; did you mean …?` for what is close to `word` among `known`, or nothing."""
     found = get_close_matches(word, known, n=2, cutoff=0.6)
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
-class CarefulGroup(TyperGroup):
-    """Commands of which one that does not exist is answered with the one that was meant, or with all there are."""
+class _Reporting(click.Command):
+    """A command whose errors are one line on standard error, or with --json an object on standard output; never exit code 1.
+
+    1 is for a claim that is refuted and a record that contradicts itself, which a command says by what it returns.
+    """
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> Any:
+        code, message = EXIT_BAD_INPUT, ""
+        try:
+            sys.exit(super().main(args, *rest, **settings | {"standalone_mode": False}))
+        except NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+        except ClickException as error:
+            message = error.format_message()
+        except ModuleNotFoundError as error:
+            message = missing_package(error)
+        except MemoryError:
+            message = "this takes more memory than there is; ask for fewer rounds, or for fewer bins (--separation)"
+        except Abort:
+            code = EXIT_INTERRUPTED
+        except ValueError as error:
+            message = in_options(str(error))
+        except OSError as error:
+            message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        except Exception:
+            traceback.print_exc()
+            code, message = EXIT_INTERNAL, "this is a mistake in fedcgd, not in what you asked; no result was computed"
+        if message:
+            _complain(message, code, as_json="--json" in (sys.argv[1:] if args is None else args))
+        sys.exit(code)
+
+    def invoke(self, ctx: Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # who reads has read enough, as `head` has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(EXIT_BROKEN_PIPE)
+
+
+def _complain(message: str, code: int, *, as_json: bool) -> None:
+    """Say what is wrong: in one line on standard error, or as an object on standard output."""
+    with suppress(OSError):  # a disk that is full takes no object either
+        if as_json:
+            click.echo(json.dumps({"error": message, "exit_code": code}, ensure_ascii=False))
+            return
+    complaints.print(f"[bold red]Error:[/bold red] {escape(message)}", soft_wrap=True, highlight=False)
+
+
+class CarefulGroup(_Reporting, click.Group):
+    """Group that suggests the nearest command for one that does not exist."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"context_settings": HELP} | settings)
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        """In the order in which they are declared."""
+        return list(self.commands)
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         try:
@@ -80,7 +159,7 @@ class CarefulGroup(TyperGroup):
         except NoSuchOption as error:
             raise _no_such_option(self, error, ctx) from None
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
             hint = meant(args[0], names) or f"; the commands are {', '.join(names)}"
@@ -88,21 +167,11 @@ class CarefulGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-class CarefulCommand(TyperCommand):
-    """A command that names all missing options at once, and what was meant by an option that it does not have.
+class CarefulCommand(_Reporting):
+    """A command that names all missing options at once, and what was meant by an option that it does not have."""
 
-    A ValueError in it, or a file that cannot be used, becomes one line on standard error, and exit code 2.
-    """
-
-    def invoke(self, ctx: Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except ValueError as error:
-            fail(in_options(str(error)))
-        except BrokenPipeError:  # whoever reads has read enough
-            raise
-        except OSError as error:
-            fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"context_settings": HELP} | settings)
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -117,8 +186,9 @@ class CarefulCommand(TyperCommand):
             missing = self._missing(ctx, given) or ([error.param] if error.param else [])
             names = [_name(parameter, ctx) for parameter in missing]
             raise UsageError(f"missing {', '.join(names)}{self._example()}", ctx) from None
-        except BadParameter:
-            raise
+        except BadParameter as error:
+            name = _name(error.param, ctx) if error.param else "a value"
+            raise UsageError(f"{name}: {error.message}", ctx) from None
         except UsageError:  # what is left over
             self._refuse_files(ctx, given)
             _, left, _ = self.make_parser(ctx).parse_args(args=list(given))
@@ -149,7 +219,7 @@ class CarefulCommand(TyperCommand):
         return ""
 
 
-def _no_such_option(command: Command, error: NoSuchOption, ctx: Context) -> UsageError:
+def _no_such_option(command: click.Command, error: NoSuchOption, ctx: Context) -> UsageError:
     name = error.option_name
     options = [option for parameter in command.params for option in parameter.opts]
     if name in OTHER_NAMES and OTHER_NAMES[name].split()[0] in options:

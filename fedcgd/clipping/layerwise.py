@@ -6,14 +6,12 @@ into it, and no parameter twice. Those treat the rows of a batch apart. The loss
 example.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.nn import functional
-
-from fedcgd.clipping.flat_models import Layout, unflatten
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of a batch, targets) → one loss per example."""
@@ -68,13 +66,12 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def gradients(
-    layers: Sequence[tuple[str, nn.Module]], loss: Loss, layout: Layout, flat: Tensor, inputs: Tensor, targets: Tensor
+    layers: Sequence[tuple[str, nn.Module]], loss: Loss, trained: Mapping[str, Tensor], inputs: Tensor, targets: Tensor
 ) -> list[Tensor]:
-    """∇ `loss` of each example at the parameters `flat`, as rows, shape (examples, layout.size): in parts, one for each array.
+    """∇ `loss` of each example at the parameters `trained`, as rows: in parts, one for each of them, (examples, its size).
 
     `layers` are what `layers_of` found. Raises whatever the loss raises for one of the examples, and UnusualShapeError.
     """
-    trained = unflatten(flat, layout)
     rows: dict[str, Tensor] = {}
     before: dict[str, Tensor] = {}
     sources: dict[str, Tensor] = {}
@@ -101,15 +98,13 @@ def gradients(
                 sources[name] = x
             else:
                 x = layer(x)
-    backprops = vmap(grad(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum()))(
-        x.detach(), targets
-    )
-    found = dict(zip(sources, torch.autograd.grad(x, list(sources.values()), backprops), strict=True))
+        losses = vmap(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum())(x, targets)
+    found = dict(zip(sources, torch.autograd.grad(losses.sum(), list(sources.values())), strict=True))
     for name, layer in layers:
         if name in before:
             parts = _linear if isinstance(layer, nn.Linear) else convolution_gradients
             rows |= {_full(name, part): row for part, row in parts(layer, before[name], found[name]).items()}
-    return [(rows | found)[name].reshape(examples, -1) for name in layout.names]
+    return [(rows | found)[name].reshape(examples, -1) for name in trained]
 
 
 def _full(name: str, part: str) -> str:

@@ -1,6 +1,5 @@
 """The sum of clipped per-example gradients of a model given as one flat vector."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,17 +11,15 @@ from torch.func import functional_call, grad, vmap
 
 from fedcgd.clipping import layerwise
 from fedcgd.clipping.flat_models import Layout, layout, unflatten
-from fedcgd.clipping.norms import ROUNDING, clip_factor
+from fedcgd.clipping.norms import ROUNDING
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.passes import LANES, aligned, passes, sum_of_lanes
+from fedcgd.passes import LANES, aligned, passes
 
 ExampleLoss = Callable[..., Tensor]
 """(flat parameters, *one example's tensors) → that example's loss, a scalar."""
 
 CHUNK_ENTRIES = 2**23
 """Gradient entries held at once by default: 32 MiB."""
-
-_LONG = 2**14  # entries of a row for which two calls cost less than the passes over all rows that they save
 
 
 @dataclass(frozen=True)
@@ -74,11 +71,11 @@ def _gradients_of(loss: ExampleLoss, examples: Sequence[Tensor]) -> _Gradients:
     layers = layerwise.layers_of(loss.model) if isinstance(loss, ModelLoss) and len(examples) == 2 else None
     if layers is None or not isinstance(loss, ModelLoss):
         return mapped
-    by_layers = partial(layerwise.gradients, layers, loss.loss, loss.parameters)
+    by_layers = partial(layerwise.gradients, layers, loss.loss)
 
     def gradients(flat: Tensor, *examples: Tensor) -> Parts:
         try:
-            return by_layers(flat, *examples)
+            return by_layers(unflatten(flat, loss.parameters), *examples)
         except layerwise.UnusualShapeError:
             return mapped(flat, *examples)
 
@@ -200,8 +197,15 @@ def add_clipped_rows(
     that are `wanted` and finite), and which of these were scaled. Guarantee: grid.step times each row's term has norm at most
     clip_norm.
     """
-    if total.device.type == "cpu" and len(total) >= _LONG:
-        return _add_long_rows(total, parts, wanted, clip_norm, grid, unit)
+    if total.device.type == "cpu" and all(part.dtype == torch.float32 for part in parts):
+        return _add_where_they_lie(total, parts, wanted, clip_norm, grid, unit)
+    return _add_anywhere(total, parts, wanted, clip_norm, grid, unit)
+
+
+def _add_anywhere(
+    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Lattice, unit: float
+) -> tuple[Tensor, Tensor]:
+    """On any device, and for rows of any floating-point type."""
     rows = torch.cat([*parts], dim=1)
     clipped, usable = clip_rows(rows, clip_norm * unit)
     usable &= wanted
@@ -209,7 +213,7 @@ def add_clipped_rows(
     return usable, usable & (rows != clipped).any(dim=1)
 
 
-def _add_long_rows(
+def _add_where_they_lie(
     total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Lattice, unit: float
 ) -> tuple[Tensor, Tensor]:
     """Parts are read twice where they lie, instead of a dozen passes over all: as `fedcgd_flower.update` clips one user's update.
@@ -218,22 +222,17 @@ def _add_long_rows(
     and rounding towards zero makes no entry larger.
     """
     arrays = [aligned(part.numpy()) for part in parts]
-    work, lanes, factors = passes(len(wanted) * len(total)), np.zeros((len(wanted), LANES)), np.zeros(len(wanted))
+    work, lanes = passes(len(wanted) * len(total)), np.zeros((len(wanted), LANES))
     for rows in arrays:
         work.squares(rows, lanes)
-    usable, scaled = wanted.clone(), torch.zeros_like(wanted)
-    for i, own in enumerate(lanes):
-        norm = math.sqrt(sum_of_lanes(own)) / unit
-        usable[i] &= math.isfinite(norm)
-        if usable[i]:
-            factor = clip_factor(norm, clip_norm)
-            scaled[i] = factor < 1
-            factors[i] = factor / unit
+    norms = np.sqrt(lanes.sum(axis=1)) / unit
+    usable = wanted.numpy() & np.isfinite(norms)
+    factors = np.where(usable, clip_norm * (1 - ROUNDING) / np.maximum(norms, clip_norm * (1 - ROUNDING)), 0.0)
     steps, begin = total.numpy(), 0
-    for rows in arrays:
-        work.accumulate(rows, factors, 1 / grid.step, steps[begin : begin + rows.shape[1]])
+    for rows in arrays:  # a row whose factor is 0 is not read
+        work.accumulate(rows, factors / unit, 1 / grid.step, steps[begin : begin + rows.shape[1]])
         begin += rows.shape[1]
-    return usable, scaled
+    return torch.from_numpy(usable), torch.from_numpy(usable & (factors < 1))
 
 
 def sum_in_steps(rows: Tensor, grid: Lattice) -> Tensor:

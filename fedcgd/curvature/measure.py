@@ -1,6 +1,5 @@
 """The spectrum of a model on public data: the largest eigenvalues computed, the others by a curve that lies above them."""
 
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ class Effort:
         doing: what it does now, in words.
         products: products of the Hessian with a vector.
         seconds: since it began.
-        memory: the most that the process has held, in bytes.
+        memory: the most that the process has held, in bytes; 0 on Windows.
     """
 
     doing: str
@@ -145,6 +144,15 @@ def measure_spectrum(
     return Measurement(spectrum, tuple(top.tolist()), curve, spread, watched.effort())
 
 
+def _most_memory() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows, which does not tell without another package
+        return 0
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
+
+
 class _Watched:
     """A Hessian that tells how far its measurement is, at most once a second."""
 
@@ -155,9 +163,8 @@ class _Watched:
         self._processor = time.process_time()
 
     def effort(self) -> Effort:
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        memory = used if sys.platform == "darwin" else used * 1024
-        return Effort(self.doing, self._hessian.products - self._before, time.monotonic() - self._started, memory)
+        seconds = time.monotonic() - self._started
+        return Effort(self.doing, self._hessian.products - self._before, seconds, _most_memory())
 
     def taken(self) -> dict[str, Any]:
         effort = self.effort()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from fedcgd.accounting.shares import NoiseShares, check_rounding
 from fedcgd.keepers.cards import SUITE_NAME, Keepers
 from fedcgd.ledger.evaluations import with_evaluations
@@ -15,6 +17,7 @@ from fedcgd.mechanisms import Mechanism, Normalized, Toeplitz
 from fedcgd.noise import STREAM
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
+from fedcgd.untrusted import Optional, clean, conform
 
 PROTOCOL = "fedcgd keepers 2"
 
@@ -28,6 +31,7 @@ _SPREAD = (
     12.0  # standard deviations of the released row that must fit the residues: beyond are 10⁻³² of a normal's draws
 )
 _MOST_ROUND = 2**32
+_MOST_SIZE = 2**32
 _RUN = re.compile(r"[A-Za-z0-9._-]{0,64}")  # it is in logs of keepers, who look there for what the server asks
 
 
@@ -51,8 +55,8 @@ class Sums:
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or self.bits not in (32, 64):
             raise ValueError(f"bits must be 32 or 64, got {self.bits!r}")
-        if not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"size must be at least 1, got {self.size!r}")
+        if not isinstance(self.size, int) or not 1 <= self.size <= _MOST_SIZE:
+            raise ValueError(f"size must be at least 1 and at most {_MOST_SIZE}, got {self.size!r}")
         check_plan(self.plan)
 
 
@@ -154,7 +158,7 @@ class Agreement(Sums):
     @property
     def context(self) -> bytes:
         """SHA-256 of the protocol, the run and everything that decides how private it is."""
-        return hashlib.sha256(json.dumps(self.to_description(), sort_keys=True).encode()).digest()
+        return hashlib.sha256(_text(self.to_description()).encode()).digest()
 
     def info(self, round: int, attempt: int, present: tuple[str, ...]) -> bytes:
         """What a seed is bound to when it is sealed: context, kind, round, attempt and the keepers of this round.
@@ -203,33 +207,43 @@ class Agreement(Sums):
         Raises:
             ValueError: for another protocol or other keepers, for what describes no agreement, and for a kind that it has not.
         """
-        try:
-            sums, evaluation = _described_sums(description), description.get(EVALUATION)
-            training = Agreement(
-                **_fields(sums),
-                keepers=keepers,
-                run=description["run"],
-                other=None if evaluation is None else _described_sums(evaluation),
-            )
-            agreement = training.of(kind)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this describes no agreement between keepers: {error!r}") from error
-        if description.get("keepers") != keepers.digest:
+        other_version = ValueError(
+            f"this party speaks {PROTOCOL} ({SUITE_NAME}, noise {STREAM}), and the other another version; the same version of "
+            "fedcgd has to be installed everywhere"
+        )
+        if conform(description, {"protocol": str, str: object}, "the agreement")["protocol"] != PROTOCOL:
+            raise other_version
+        described = conform(description, _DESCRIPTION, "the agreement")
+        if described["keepers"] != keepers.digest:
             raise ValueError(
-                f"the server's keepers have digest {str(description.get('keepers'))[:16]}, and those here {keepers.digest[:16]}: "
+                f"the server's keepers have digest {clean(described['keepers'], 16)}, and those here {keepers.digest[:16]}: "
                 "all parties need the same keepers.toml"
             )
-        if agreement.to_description() != description:
-            raise ValueError(
-                f"this party speaks {PROTOCOL} ({SUITE_NAME}, noise {STREAM}), and the other another version; the "
-                "same version of fedcgd has to be installed everywhere"
-            )
+        training = Agreement(
+            **_fields(_described_sums(described)),
+            keepers=keepers,
+            run=described["run"],
+            other=_described_sums(described[EVALUATION]) if EVALUATION in described else None,
+        )
+        agreement = training.of(kind)
+        if _text(agreement.to_description()) != _text(description):
+            raise other_version
         return agreement
 
 
-def _described_sums(description: dict[str, Any]) -> Sums:
-    plan = Plan.from_description(description["plan"])
-    return Sums(plan=plan, size=description["size"], bits=description["bits"])
+def _text(description: dict[str, Any]) -> str:
+    """The same for a description before and after its way through JSON, which knows no tuples."""
+    return json.dumps(description, sort_keys=True)
+
+
+_SUMS = {"plan": dict, "size": int, "bits": int, "step": float}
+_DESCRIPTION = {
+    **_SUMS, "protocol": str, "seal": str, "noise": str, "keepers": str, "run": str, EVALUATION: Optional(_SUMS)
+}  # fmt: skip
+
+
+def _described_sums(described: dict[str, Any]) -> Sums:
+    return Sums(plan=Plan.from_description(described["plan"]), size=described["size"], bits=described["bits"])
 
 
 def _fields(sums: Sums) -> dict[str, Any]:
@@ -329,11 +343,11 @@ def longest_row(mechanism: Mechanism, rounds: int) -> float:
         rounds: n, the releases of the run.
     """
     inner = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
-    if isinstance(inner, Toeplitz):
-        rows = [inner.inverse_coefficients(rounds)]  # the others are shorter
-    else:
-        rows = [inner.inverse_row(t, rounds) for t in range(rounds)]
-    if any((row[1:] > 0).any() for row in rows):
+    if not isinstance(inner, Toeplitz):  # every row would have to be looked at, which takes O(n³)
         return math.inf
-    longest = max(math.hypot(float(row[0]), float(row[1:].sum())) for row in rows)
+    with np.errstate(all="ignore"):  # numbers of others may overflow, and are refused then
+        row = inner.inverse_coefficients(rounds)  # the others are shorter
+    if not np.isfinite(row).all() or (row[1:] > 0).any():
+        return math.inf
+    longest = math.hypot(float(row[0]), float(row[1:].sum()))
     return longest * float(mechanism.column_norms(rounds).max()) if isinstance(mechanism, Normalized) else longest

@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fedcgd.accounting.shares import NoiseShares
-from fedcgd.keepers.record import record_file
+from fedcgd.keepers.record import Record, record_file
 from fedcgd.keepers.tls import Tls
+from fedcgd.ledger.openings import MOST_KEEPERS
 from fedcgd.noise.keys import NoiseKey
 
 _TOO_OLD = "keepers need cryptography 50 or later, for HPKE with ML-KEM: pip install --upgrade cryptography"
@@ -39,7 +40,6 @@ SEALED_BYTES = 1168
 _MLKEM_SEED, _MLKEM_PUBLIC, _X25519 = 64, 1184, 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})")
-_MOST_KEEPERS = 64
 
 
 @dataclass(frozen=True)
@@ -174,13 +174,16 @@ class KeeperKey:
 
         Args:
             path: the file, which only its owner may read.
-            create: whether a key is made there if there is none, with an empty record beside it.
+            create: whether a key is made there if there is none, with its record beside it.
 
         Raises:
             ValueError: if others may read the file, or if it does not hold a key.
             FileNotFoundError: if there is none, and `create` is False.
         """
-        return KeeperKey(NoiseKey.from_file(path, create=create, runs=record_file(path)))
+        key = KeeperKey(NoiseKey.from_file(path, create=create, runs=record_file(path)))
+        if key.noise.made is not None:
+            Record.open(record_file(path), key.card("any").fingerprint).close()
+        return key
 
     @staticmethod
     def simulation(simulation_seed: int, number: int) -> "KeeperKey":
@@ -238,6 +241,7 @@ class Keepers:
         cards: of all K keepers.
         colluding: t. At least 1 unless the keepers are trusted with the sums themselves: a keeper knows its own share.
         away: d, the keepers that a round can do without.
+        nodes: the fewest nodes whose sum is opened. With 1, the noised sum of a single node may be seen.
         epsilon: the most that a run may cost at `delta`, training and evaluations together; nodes and keepers refuse plans with
             a larger ε, whatever the server says. None for no limit.
         delta: δ of that ε.
@@ -245,8 +249,8 @@ class Keepers:
         tls: how the server reaches keepers that run as services. Only the server needs it.
 
     Raises:
-        ValueError: for two cards with one name or key, more than 64 cards, for K − t − d < 1, if some have addresses and others
-            not, for `tls` if none has, and for an `epsilon` without `delta` or out of range.
+        ValueError: for two cards with one name or key, more than 64 cards, for K − t − d < 1, for fewer than one node, if some
+            have addresses and others not, for `tls` if none has, and for an `epsilon` without `delta` or out of range.
 
     >>> keepers = Keepers.simulation(1, 3, colluding=1)
     >>> keepers.names
@@ -258,14 +262,15 @@ class Keepers:
     cards: tuple[Card, ...]
     colluding: int
     away: int = 0
+    nodes: int = 2
     epsilon: float | None = None
     delta: float | None = None
     simulation_seed: int | None = None
     tls: Tls | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.cards) <= _MOST_KEEPERS:
-            raise ValueError(f"there must be 1 to {_MOST_KEEPERS} keepers, got {len(self.cards)}")
+        if not 1 <= len(self.cards) <= MOST_KEEPERS:
+            raise ValueError(f"there must be 1 to {MOST_KEEPERS} keepers, got {len(self.cards)}")
         for what in ("name", "public_key"):
             if len({getattr(card, what) for card in self.cards}) < len(self.cards):
                 raise ValueError(f"two keepers have the same {what}: each is a party of its own")
@@ -276,7 +281,11 @@ class Keepers:
             )
         if self.tls is not None and not self.are_services:
             raise ValueError("tls is for keepers that are services, and these have no address")
-        assert self.shares  # it checks the numbers
+        _ = self.shares  # refuses numbers that do not fit
+        if type(self.nodes) is not int or self.nodes < 1:
+            raise ValueError(
+                f"nodes, the fewest whose sum is opened, must be a whole number, at least 1; got {self.nodes!r}"
+            )
         if (self.epsilon is None) != (self.delta is None):
             raise ValueError("epsilon and delta, the most that a run may cost, are given together or not at all")
         if self.epsilon is not None and not (_is_number(self.epsilon) and 0 < self.epsilon < math.inf):
@@ -289,8 +298,8 @@ class Keepers:
         """The keepers in a TOML file.
 
         Args:
-            path: the file: `colluding`, `away` (0 if it is left out), perhaps `epsilon` and `delta`, and one [[keeper]] for each
-                card.
+            path: the file: `colluding`, `away` (0 if it is left out), `nodes` (2 if it is left out), perhaps `epsilon` and
+                `delta`, and one [[keeper]] for each card.
             tls: on the server, where keepers have addresses: its certificate, and those of the keepers.
 
         Raises:
@@ -313,10 +322,12 @@ class Keepers:
             ValueError: for anything else.
         """
         content = tomllib.loads(text)
-        unknown = content.keys() - {"keeper", "colluding", "away", "epsilon", "delta"}
-        if unknown:
+        numbers = {
+            name: content[name] for name in ("colluding", "away", "nodes", "epsilon", "delta") if name in content
+        }
+        if unknown := content.keys() - {*numbers, "keeper"}:
             raise ValueError(
-                f"unknown entries {sorted(unknown)}; there are colluding, away, epsilon, delta and [[keeper]]"
+                f"unknown entries {sorted(unknown)}; there are colluding, away, nodes, epsilon, delta and [[keeper]]"
             )
         if "colluding" not in content:
             raise ValueError(
@@ -326,13 +337,10 @@ class Keepers:
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ValueError("keepers are given as [[keeper]], in double brackets")
         cards = tuple(Card.from_toml(table) for table in tables)
-        return Keepers(
-            cards=cards, colluding=content["colluding"], away=content.get("away", 0), epsilon=content.get("epsilon"),
-            delta=content.get("delta"),
-        )  # fmt: skip
+        return Keepers(cards=cards, **numbers)
 
     @staticmethod
-    def simulation(simulation_seed: int, keepers: int, *, colluding: int, away: int = 0) -> "Keepers":
+    def simulation(simulation_seed: int, keepers: int, *, colluding: int, away: int = 0, nodes: int = 2) -> "Keepers":
         """Simulated keepers: repeatable, guessable, and therefore without any privacy.
 
         Args:
@@ -340,16 +348,17 @@ class Keepers:
             keepers: K, how many.
             colluding: t, how many of them may work with the server.
             away: d, how many of them a round can do without.
+            nodes: the fewest nodes whose sum is opened.
 
         Raises:
             ValueError: for K − t − d < 1.
         """
         cards = tuple(KeeperKey.simulation(simulation_seed, i).card(f"simulated-{i:02d}") for i in range(keepers))
-        return Keepers(cards=cards, colluding=colluding, away=away, simulation_seed=simulation_seed)
+        return Keepers(cards=cards, colluding=colluding, away=away, nodes=nodes, simulation_seed=simulation_seed)
 
     def to_toml(self) -> str:
         """The content of keepers.toml."""
-        head = f"colluding = {self.colluding}\naway = {self.away}\n"
+        head = f"colluding = {self.colluding}\naway = {self.away}\nnodes = {self.nodes}\n"
         if self.epsilon is not None:
             head += f"epsilon = {self.epsilon!r}\ndelta = {self.delta!r}\n"
         return "\n".join([head, *(card.to_toml() for card in self.cards)])
@@ -377,7 +386,7 @@ class Keepers:
     @property
     def digest(self) -> str:
         """SHA-256 of all that the file says, in hexadecimal digits: the same for everybody who holds the same keepers."""
-        said = [self.colluding, self.away, [[card.name, card.public_key.hex()] for card in self.cards]]
+        said = [self.colluding, self.away, self.nodes, [[card.name, card.public_key.hex()] for card in self.cards]]
         said += [] if self.epsilon is None else [self.epsilon, self.delta]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 

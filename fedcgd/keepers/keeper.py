@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Self
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from fedcgd.keepers.agreement import Agreement
@@ -19,6 +21,7 @@ from fedcgd.ledger.transactions import MEMORY, Closable
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Lattice, add_noise
+from fedcgd.untrusted import clean
 
 __all__ = ["Keeper", "Opening", "Refusal", "RefusedError", "UnreadableError", "share_terms"]
 
@@ -57,6 +60,9 @@ class Refusal:
     reason: str
     unreadable: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", clean(self.reason))  # it goes into logs and ledgers of others
+
 
 class UnreadableError(RefusedError):
     """Some sealed seeds cannot be opened: their nodes disagree with this keeper about the run, or cheat.
@@ -69,7 +75,7 @@ class UnreadableError(RefusedError):
         self.positions = tuple(positions)
         super().__init__(
             f"{len(positions)} of {total} seeds cannot be opened: their nodes see another plan, lattice, clip norm, keepers, "
-            "round or attempt, or sent something else"
+            "round or attempt, sealed the same seed as each other, or sent something else"
         )
 
 
@@ -99,18 +105,17 @@ class Keeper(Closable):
             keepers: those of the run, of which this is one.
 
         Raises:
-            ValueError: if the key belongs to none of `keepers`, others may read it, or its record is lost.
+            ValueError: if the key belongs to none of `keepers`, if others may read it or write its record, and if that is lost,
+                emptied or another key's.
             FileNotFoundError: if there is no key file.
         """
         key = KeeperKey.from_file(key_file)
         card = keepers.card_of(key)
-        try:
-            key.noise.check_register()
-        except ValueError:
+        if problem := key.noise.record_problem("the record of what this keeper has opened"):
             raise ValueError(
-                f"{record_file(key_file)}, the record of what this keeper has opened, is not there: without it a round could be "
-                "opened twice. Put it back; if it is lost, this key serves no run any more"
-            ) from None
+                f"{problem}: without it a round could be opened twice. Put it back; if it is lost, this key serves no run any "
+                "more"
+            )
         return cls(key, Record.open(record_file(key_file), card.fingerprint), card)
 
     @classmethod
@@ -187,8 +192,8 @@ class Keeper(Closable):
 
         Raises:
             UnreadableError: if seeds cannot be opened; nothing is recorded then.
-            RefusedError: for another run than the key's first, a list with a node twice, another list for an opened round, a
-                round before the last opened one, too few keepers, and a list without this keeper.
+            RefusedError: for another run than the key's first, a list with a node twice or of too few nodes, another list for an
+                opened round, a round before the last opened one, too few keepers, and a list without this keeper.
         """
         self._check(agreement, opening)
         seeds = self._seeds(agreement, opening)
@@ -196,8 +201,6 @@ class Keeper(Closable):
         if unreadable:
             raise UnreadableError(unreadable, len(seeds))
         readable = [seed for seed in seeds if seed is not None]
-        if len(set(readable)) < len(readable):
-            raise RefusedError("a node is twice on the list: two of its seeds are the same")
         asked = _asked(agreement, opening)
 
         def nonce_of(earlier: Sequence[int]) -> int:
@@ -206,9 +209,14 @@ class Keeper(Closable):
             bound = np.frombuffer(asked.list_hash + asked.sealed_hash, np.uint8)
             return self._key.noise.nonce_of(agreement.stream, bound, earlier=earlier, attempt=opening.attempt)
 
+        try:
+            share = np.zeros(agreement.size, np.int64)  # first: a round without an answer would be spent
+        except MemoryError:
+            raise RefusedError(f"this keeper has no memory for {agreement.size} coordinates") from None
         agreed = json.dumps(agreement.to_description())
         opened = self._record.write(agreement.context, agreed, asked, nonce_of)
-        answer = residues_of(self._share(agreement, opened), agreement.bits)
+        self._add_share(share, agreement, opened)
+        answer = residues_of(share, agreement.bits)
         subtract_masks(answer, readable)
         return answer
 
@@ -225,8 +233,11 @@ class Keeper(Closable):
             raise RefusedError(f"keeper {self.card.name!r} is not one of the round's: {', '.join(opening.present)}")
         if agreement.keepers.simulated != self._key.noise.simulated:
             raise RefusedError("a simulated keeper serves simulations only, and a real one none")
-        if not opening.sealed:
-            raise RefusedError("the list is empty: there is nothing to open")
+        if len(opening.sealed) < agreement.keepers.nodes:
+            raise RefusedError(
+                f"{len(opening.sealed)} nodes are on the list, and the keepers' file says that at least "
+                f"{agreement.keepers.nodes} must be"
+            )
         if len(opening.tickets) != len(opening.sealed) or {len(t) for t in opening.tickets} != {TICKET_BYTES}:
             raise RefusedError(f"each sealed seed has a ticket of {TICKET_BYTES} bytes")
         if len(set(opening.tickets)) < len(opening.tickets):
@@ -235,9 +246,12 @@ class Keeper(Closable):
             raise RefusedError(f"what is cancelled in round {opening.round} comes before it, got round {opening.after}")
 
     def _seeds(self, agreement: Agreement, opening: Opening) -> list[bytes | None]:
+        """The nodes' seeds; None for one that cannot be opened, and for one that two nodes sealed, which is no accident."""
         info = agreement.info(opening.round, opening.attempt, opening.present)
         pairs = zip(opening.tickets, opening.sealed, strict=True)
-        return [self._unsealed(sealed, info + ticket) for ticket, sealed in pairs]
+        seeds = [self._unsealed(sealed, info + ticket) for ticket, sealed in pairs]
+        times = Counter(seeds)
+        return [seed if times[seed] == 1 else None for seed in seeds]
 
     def _unsealed(self, sealed: bytes, info: bytes) -> bytes | None:
         try:
@@ -246,14 +260,12 @@ class Keeper(Closable):
             return None
         return seed if len(seed) == SEED_BYTES else None
 
-    def _share(self, agreement: Agreement, opened: Opened) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _add_share(self, share: NDArray[np.int64], agreement: Agreement, opened: Opened) -> None:
         mechanism, rounds = agreement.plan.mechanism, agreement.plan.participation.rounds
         earlier = self._record.before(opened, mechanism.inverse_bandwidth(rounds) - 1)
         terms = share_terms(mechanism, rounds, opened.round, opened.nonce, earlier)
-        share = np.zeros(agreement.size, np.int64)
         stream = NoiseStream(self._key.noise.noise_of(agreement.stream))
         add_noise(share, stream, terms, agreement.share_stddev, Lattice(agreement.step))
-        return share
 
 
 def share_terms(

@@ -2,13 +2,14 @@
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fedcgd.ledger.transactions import Closable, make_tables, now, open_file, transaction
+from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.records import check_record, check_tables, read_only
+from fedcgd.untrusted import MalformedError
 
 FORMAT = 3
 
@@ -95,8 +96,11 @@ class Record(Closable):
             key_fingerprint: that of the keeper's card.
 
         Raises:
-            ValueError: if the file is no record, one of another version, or that of another key.
+            ValueError: if the file is no record, one of another version, that of another key or emptied, and if others may write
+                it or put another in its place.
         """
+        if path != MEMORY:
+            check_record(Path(path), "the record of what a keeper has opened,")
 
         def prepare(connection: sqlite3.Connection) -> None:
             if make_tables(connection, _SCHEMA):
@@ -232,16 +236,15 @@ def read(path: Path | str) -> Recorded:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no keeper's record at {path}")
-    if not path.stat().st_size:
-        raise ValueError(f"{path} is empty: its keeper has opened nothing yet")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
+        with read_only(path) as connection:
+            check_tables(connection, _SCHEMA)
             written, created, fingerprint, context, agreement = connection.execute(
                 "SELECT format, created, key_fingerprint, context, agreement FROM run"
             ).fetchone()
             _check_format(path, written)
             return Recorded(created, fingerprint, context, agreement, _openings(connection))
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, MalformedError) as error:
         raise ValueError(f"{path} cannot be read as a keeper's record: {error}") from error
 
 

@@ -6,8 +6,12 @@ sealed challenge; the proof), "/check" and "/open" (`fedcgd.keepers.wire`).
 
 import http.client
 import logging
+import socket
+import ssl
 import sys
 import threading
+import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +26,8 @@ from fedcgd.keepers.wire import answer_to_bytes, from_bytes, proof
 
 _MOST_BYTES = 2**30  # of a request: 900,000 nodes
 _PATIENCE = 60.0  # seconds without a byte until a connection is given up
+_HANDSHAKE = 5.0  # seconds in which whoever connects must have shown a certificate that is trusted
+_MOST_STRANGERS, _MOST_FROM_ONE = 64, 8  # connections that have not yet: altogether, and from one address
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +74,9 @@ def _tell(question: str, agreement: Agreement, opening: Opening, answered: Resid
 class KeeperService(ThreadingHTTPServer):
     """Answers for one keeper, one question at a time. Stop it with `shutdown`; a kill at any moment loses nothing.
 
+    Whoever connects and shows no certificate is let go after a few seconds, or sooner if others want its place: the oldest such
+    connection makes room for a new one. So idle connections, however many, do not keep the run's server out.
+
     Args:
         key_file: the keeper's key, with its record beside it.
         keepers: all keepers of the run, as this one knows them, with their addresses.
@@ -90,12 +99,42 @@ class KeeperService(ThreadingHTTPServer):
         self._key_file, self._keepers = key_file, keepers
         self._context = tls.context(keeper=True)
         self._one_at_a_time = threading.Lock()
+        self._strangers: dict[
+            ssl.SSLSocket, str
+        ] = {}  # who has shown no certificate yet, the oldest first → its address
+        self._of_strangers = threading.Lock()
         super().__init__((host, host_and_port(self.card.address)[1]), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
         """A connection; who is on the other side is seen in a thread of its own, so that nobody keeps others waiting."""
         connection, address = super().get_request()
         return self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Make room for the connection, and answer it in a thread of its own."""
+        with self._of_strangers:
+            from_there = [one for one, address in self._strangers.items() if address == client_address[0]]
+            if len(from_there) >= _MOST_FROM_ONE:
+                self._let_go(from_there[0])
+            elif len(self._strangers) >= _MOST_STRANGERS:
+                self._let_go(next(iter(self._strangers)))
+            self._strangers[request] = client_address[0]
+        super().process_request(request, client_address)
+
+    def _let_go(self, stranger: ssl.SSLSocket) -> None:
+        del self._strangers[stranger]
+        with suppress(OSError):
+            socket.socket.shutdown(stranger, socket.SHUT_RDWR)  # the system's: the thread that waits for it ends
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """See who it is, and answer."""
+        try:
+            request.settimeout(_HANDSHAKE)
+            request.do_handshake()
+        finally:
+            with self._of_strangers:
+                self._strangers.pop(request, None)
+        super().finish_request(request, client_address)
 
     def answer(self, question: str, asked: bytes) -> bytes | None:
         """The answer, or None to what is no question.
@@ -145,20 +184,43 @@ def ask(address: str, question: str, asked: bytes, tls: Tls, *, most: int, timeo
         asked: what goes with it.
         tls: the server's certificate, and whom it trusts.
         most: bytes that are read of the answer.
-        timeout: seconds to wait for it.
+        timeout: seconds until the whole answer must be there, however it trickles in.
 
     Raises:
         OSError: if nobody answers in time, one side does not trust the other, or this is no question.
     """
     host, port = host_and_port(address)
-    connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=tls.context(keeper=False))
-    try:
-        connection.request("POST", question, asked)
-        response = connection.getresponse()
-        if response.status != HTTPStatus.OK:
-            raise OSError(f"it answers with HTTP status {response.status}")
-        return response.read(most)
-    except http.client.HTTPException as error:
-        raise OSError(f"what it answers is not HTTP: {error!r}") from error
-    finally:
-        connection.close()
+    over = threading.Event()
+    began = time.monotonic()
+    plain = socket.create_connection((host, port), timeout)
+    with tls.context(keeper=False).wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False) as wrapped:
+
+        def end() -> None:
+            over.set()
+            with suppress(OSError):
+                socket.socket.shutdown(wrapped, socket.SHUT_RDWR)  # the system's: whatever waits for a byte ends
+
+        timer = threading.Timer(max(0.0, timeout - (time.monotonic() - began)), end)
+        timer.daemon = True
+        timer.start()
+        connection = http.client.HTTPConnection(host, port)
+        connection.sock = wrapped
+        try:
+            wrapped.do_handshake()
+            connection.request("POST", question, asked)
+            response = connection.getresponse()
+            if response.status != HTTPStatus.OK:
+                raise OSError(f"it answers with HTTP status {response.status}")
+            found = response.read(most)
+            if not over.is_set():
+                return found
+        except http.client.HTTPException as error:
+            if not over.is_set():
+                raise OSError(f"what it answers is not HTTP: {error!r}") from error
+        except OSError:
+            if not over.is_set():
+                raise
+        finally:
+            timer.cancel()
+            connection.close()
+    raise TimeoutError(f"its whole answer did not come within {timeout:g} s")

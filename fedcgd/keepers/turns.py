@@ -8,7 +8,9 @@ from typing import Self
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.record import RefusedError
 from fedcgd.ledger.participation_counter import USERS, ParticipationCounter
-from fedcgd.ledger.transactions import Closable, make_tables, now, open_file, transaction
+from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
+from fedcgd.participation.user_ids import user_ids
+from fedcgd.records import check_record
 
 _FORMAT = 1
 
@@ -49,8 +51,10 @@ class NodeTurns(Closable):
             path: the file; ":memory:" keeps it in memory.
 
         Raises:
-            ValueError: if the file holds anything else.
+            ValueError: if the file holds anything else or was emptied, and if others may write it or put another in its place.
         """
+        if path != MEMORY:
+            check_record(Path(path), "a node's count of turns")
         return cls(open_file(path, "a node's count of turns", _prepare))
 
     def count(self, agreement: Agreement, round: int, attempt: int, users: Collection[str]) -> None:
@@ -63,12 +67,15 @@ class NodeTurns(Closable):
             agreement: of the run and the kind that asks. The first run stays: a file is for one. Kinds are counted apart.
             round: the round, from 0.
             attempt: the try of the round, later than every one before.
-            users: those of this node who are asked for.
+            users: the ids of those of this node who are asked for.
 
         Raises:
             RefusedError: for another run, if the plan does not allow the turn, for a try that a user was in already, and for
                 keepers of whom so many may be away that two tries of a round could be opened; then nobody's is counted.
+            TypeError: for what is no list of ids.
+            ValueError: if a user is named twice.
         """
+        ids = user_ids(users)
         keepers = agreement.keepers
         if 2 * keepers.away >= len(keepers.cards) - keepers.colluding:
             raise RefusedError(
@@ -85,7 +92,7 @@ class NodeTurns(Closable):
                     "this node counts its users' turns for another run, and two runs cost them more than either says: to take "
                     "part in this one too, name another file as turns= in the node's configuration"
                 )
-            users = [f"{agreement.kind} {user}" for user in users]
+            users = [f"{agreement.kind} {user}" for user in ids]
             try:
                 ParticipationCounter(self._connection, agreement.plan.participation).count(round, users)
             except ValueError as error:

@@ -1,6 +1,5 @@
 """Whether keepers were told the same: their records beside each other, and beside the ledger of the run."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from fedcgd.keepers.record import Recorded
 from fedcgd.ledger import openings
 from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.store import reader, stored_run
+from fedcgd.untrusted import Optional, clean, parse_json
 
 
 def contradictions(records: Mapping[str, Recorded], ledger: Path | None = None) -> list[str]:
@@ -70,13 +70,15 @@ def _beside_the_ledger(records: Mapping[str, Recorded], lists: _Lists, ledger: P
     problems = []
     for name, record in sorted(records.items()):
         if described["keepers"].get(name) != record.key_fingerprint:
-            problems.append(f"{name} ({record.key_fingerprint}) is none of the keepers in {ledger}")
+            problems.append(f"{name} ({clean(record.key_fingerprint)}) is none of the keepers in {ledger}")
         if record.agreement is None:
             continue
-        agreed = json.loads(record.agreement)
+        agreed = parse_json(
+            record.agreement, {"run": str, "plan": dict, EVALUATION: Optional(dict), str: object}, f"{name}'s agreement"
+        )
         if agreed["run"] != run.stream_id:
             problems.append(f"{name} has served another run than that of {ledger}")
-        wanted = json.loads(run.plan)
+        wanted = run.planned
         if {key: value for key, value in agreed["plan"].items() if key != "clip_norm"} != {
             key: value for key, value in wanted.items() if key != "clip_norm"
         }:

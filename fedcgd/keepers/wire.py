@@ -7,7 +7,7 @@ byte first, if the keeper opens the round.
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, TypeGuard, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -16,6 +16,7 @@ from fedcgd.keepers.agreement import Agreement, Kind
 from fedcgd.keepers.cards import SEALED_BYTES, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Opening, Refusal
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
+from fedcgd.untrusted import MalformedError, parse_json
 
 CHALLENGE = b"fedcgd keeper: which node is it"
 """What a challenge is sealed with: never the `info` of a seed, which begins with an agreement's context."""
@@ -53,25 +54,24 @@ def to_bytes(agreement: Agreement, opening: Opening) -> bytes:
 def from_bytes(request: bytes, keepers: Keepers) -> tuple[Agreement, Opening]:
     """What is asked. Raises ValueError for bytes that are no request, and for other keepers than `keepers`."""
     line, _, nodes = request.partition(b"\n")
-    described = _object(line)
+    described = parse_json(line, _REQUEST, "a request", most=MOST_LINE)
     if len(nodes) % _NODE_BYTES:
         raise ValueError(f"each node has {_NODE_BYTES} bytes in a request, got {len(nodes)} for all")
     parts = [nodes[start : start + _NODE_BYTES] for start in range(0, len(nodes), _NODE_BYTES)]
-    round, attempt, after, present = (described.get(name) for name in ("round", "attempt", "after", "present"))
-    if not (_is_whole(round) and _is_whole(attempt) and (after is None or _is_whole(after)) and _are_words(present)):
-        raise ValueError(
-            "a request has a round, an attempt and a list of the keepers present, and after is a round or null"
-        )
-    agreement = Agreement.from_description(described.get("agreement", {}), keepers, kind_of(described.get("kind")))
+    agreement = Agreement.from_description(described["agreement"], keepers, kind_of(described["kind"]))
     opening = Opening(
-        round=round,
-        attempt=attempt,
-        present=tuple(present),
+        round=described["round"],
+        attempt=described["attempt"],
+        present=tuple(described["present"]),
         tickets=tuple(part[:TICKET_BYTES] for part in parts),
         sealed=tuple(part[TICKET_BYTES:] for part in parts),
-        after=after,
+        after=described["after"],
     )
     return agreement, opening
+
+
+MOST_LINE = 2**20  # bytes of a request's description: a plan for keepers is a few numbers
+_REQUEST = {"agreement": dict, "kind": str, "present": [str], "round": int, "attempt": int, "after": (int, None)}
 
 
 def answer_to_bytes(answer: Residues | Refusal) -> bytes:
@@ -85,8 +85,8 @@ def answer_from_bytes(answer: bytes, agreement: Agreement) -> Residues | Refusal
     """What a keeper answered; None if it cannot be read."""
     line, _, residues = answer.partition(b"\n")
     try:
-        said = _object(line)
-    except ValueError:
+        said = parse_json(line, dict, "an answer", most=2**24)
+    except MalformedError:
         return None
     if (refusal := refusal_of(said)) is not None:
         return refusal
@@ -100,7 +100,7 @@ def refusal_of(said: Mapping[str, Any]) -> Refusal | None:
     reason, unreadable = said.get("refused"), said.get("unreadable")
     if not isinstance(reason, str) or not isinstance(unreadable, list):
         return None
-    return Refusal(reason[:500], tuple(i for i in unreadable if isinstance(i, int)))
+    return Refusal(reason, tuple(i for i in unreadable if isinstance(i, int)))
 
 
 def kind_of(said: object) -> Kind:
@@ -109,21 +109,3 @@ def kind_of(said: object) -> Kind:
         if said == kind:
             return cast(Kind, kind)
     raise ValueError(f"a request is for sums of one of {list(get_args(Kind))}")
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return type(value) is int
-
-
-def _are_words(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return found
-    raise ValueError("these bytes do not begin with a JSON object in a line of its own")

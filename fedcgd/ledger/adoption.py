@@ -7,11 +7,12 @@ from pathlib import Path
 from fedcgd.ledger import settings
 from fedcgd.ledger.attempts import nonces_of
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger
-from fedcgd.ledger.registry import Registry
+from fedcgd.ledger.registry import RECORD_REMEDY, Registry
 from fedcgd.ledger.store import checkpoint, connect, reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
+from fedcgd.untrusted import clean
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS adoptions (at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL) STRICT"
@@ -32,8 +33,8 @@ def adopt(path: Path | str, key: NoiseKey) -> int:
         How many rounds the run has released.
 
     Raises:
-        ValueError: if there is no ledger, or it is sealed or of another key; if the key has no register; and if the register
-            knows of the run, or of one that the key began in its place.
+        ValueError: if there is no ledger, or it is sealed or of another key; if the key has no register, or that of another key
+            or an emptied one lies in its place; and if the register knows of the run, or of one that the key began in its place.
     """
     released = _adopt(Path(path), key)
     beside = evaluation_ledger(Path(path))
@@ -58,7 +59,9 @@ def _adopt(path: Path, key: NoiseKey) -> int:
         )
     if run.sealed is not None:
         raise ValueError(f"{path} was sealed on {run.sealed}: its run is over, and there is nothing to go on with")
-    with closing(Registry(key.runs)) as registry, closing(connect(path)) as connection:
+    if key.runs.exists() and (problem := key.record_problem("the register of this key's runs")):
+        raise ValueError(f"{problem}. {RECORD_REMEDY}")
+    with closing(Registry(key.runs, key.record)) as registry, closing(connect(path)) as connection:
         identity, name = settings.identity_hash(vars(run)), str(path.absolute())
         registry.check_unknown(run.stream_id, identity, name)
         with transaction(connection):  # first: what is adopted is on record
@@ -75,7 +78,7 @@ def adoptions(connection: sqlite3.Connection) -> tuple[str, ...]:
         return ()
     rows = connection.execute("SELECT at, released FROM adoptions ORDER BY at").fetchall()
     return tuple(
-        f"on {at[:10]}, after {so_many(released, 'round', 'rounds')}, its operator declared this the latest ledger of the run: "
-        "the key's register, which would show another copy, was lost"
+        f"on {clean(at, 10)}, after {so_many(released, 'round', 'rounds')}, its operator declared this the latest ledger of the "
+        "run: the key's register, which would show another copy, was lost"
         for at, released in rows
     )

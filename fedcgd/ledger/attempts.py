@@ -24,7 +24,8 @@ def nonces_of(connection: sqlite3.Connection, *states: str) -> tuple[int, ...]:
     """
     states = states or COUNTED
     marks = ", ".join("?" * len(states))
-    rows = connection.execute(f"SELECT nonce FROM attempts WHERE state IN ({marks}) ORDER BY round", states)  # noqa: S608
+    query = f"SELECT coalesce(nonce, x'') FROM attempts WHERE state IN ({marks}) ORDER BY round"  # noqa: S608
+    rows = connection.execute(query, states)
     return tuple(int.from_bytes(nonce, "big") for (nonce,) in rows)
 
 

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting.guarantee import check_delta, check_epsilon, rounded_up
-from fedcgd.ledger.joint import check_runs
+from fedcgd.ledger.joint import check_runs, told, unnamed_runs
 from fedcgd.ledger.recorded_run import BUDGET, RecordedRun, recorded
+from fedcgd.ledger.registry import RegisteredRun
 from fedcgd.ledger.run_composition import RunComposition
+from fedcgd.ledger.store import reader, stored_run
 from fedcgd.ledger.transactions import MEMORY
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
@@ -53,7 +56,8 @@ class JointBudget:
     also if it ended early: what decided its end may depend on a released model. A run that was copied and went on in two places
     counts with both, and with the rounds before once.
 
-    Name every earlier run over the same people. Each must be over (all rounds released, or sealed), so that it asks nobody any
+    Name every earlier run over the same people, and whatever else the key's register knows of: a run over others costs them
+    nothing. Each must be over (all rounds released, or sealed), so that it asks nobody any
     more; and of two runs at one time neither would count the other. Users are the same if their ids are.
 
     Args:
@@ -87,7 +91,7 @@ class JointBudget:
         Raises:
             ValueError: for earlier ledgers that cannot be read, contradict themselves or the register of their key, or are
                 `ledger`; for runs that are not over, or simulations before a run that is none; if one of them counted a run that
-                is not named; and if nobody may take part.
+                is not named, or a register (of `key`, or beside an earlier ledger) knows of one; and if nobody may take part.
         """
         paths = [Path(path) for path in self.after]
         for path in paths:
@@ -97,6 +101,7 @@ class JointBudget:
         for run in runs:
             _check_earlier(run, key)
         problems, notes, _ = check_runs(runs, key.runs)
+        notes += _check_all_named(runs, key, ledger)
         if problems:
             raise ValueError(
                 f"records contradict each other, and nobody can say what the runs cost: {'; '.join(problems)}"
@@ -172,6 +177,40 @@ def _room(runs: Sequence[RecordedRun], groups: Set[tuple[int, ...]]) -> float | 
         else:
             too_little = middle
     return replace(new.plan, noise_multiplier=enough).guarantee().epsilon
+
+
+def _check_all_named(runs: Sequence[RecordedRun], key: NoiseKey, ledger: Path | str) -> list[str]:
+    """Raise ValueError if a register knows of a run that began before this one and is not among `runs`; notes on later ones."""
+    unnamed = unnamed_runs(runs, key.runs)
+    own = None
+    if ledger != MEMORY and Path(ledger).exists():
+        with reader(ledger) as connection:  # it goes on
+            own = stored_run(connection)
+    others = [
+        one
+        for one in unnamed
+        if (own is None or one.stream_id != own.stream_id) and (one.released or _may_begin_to_release(one))
+    ]
+    if earlier := [one for one in others if own is None or one.begun <= own.created]:
+        raise ValueError(
+            f"{told(earlier)}. Whoever was in {'it' if len(earlier) == 1 else 'those'} pays for it too: give the ledger in "
+            "after= as well, sealed or finished, or delete one that has released nothing. If one is lost that has, nobody can "
+            "say who was in its run: begin with other people, and with a key that has a register of its own"
+        )
+    if others:
+        return [
+            f"{told(others)}, begun since this one: for whoever is in both, ε is more than this budget counts. Begin later runs "
+            "with a budget that names this one"
+        ]
+    return []
+
+
+def _may_begin_to_release(run: RegisteredRun) -> bool:
+    """Whether a run that has released nothing may go on: its ledger is where it was, and not sealed."""
+    with suppress(ValueError), reader(run.ledger) as connection:
+        stored = stored_run(connection)
+        return stored.stream_id == run.stream_id and stored.sealed is None
+    return False
 
 
 def _check_earlier(run: RecordedRun, key: NoiseKey) -> None:

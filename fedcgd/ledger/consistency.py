@@ -1,6 +1,5 @@
 """What in a ledger contradicts each other: attempts, skips, metrics, the last model, and the register of its key."""
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from datetime import datetime
@@ -13,6 +12,7 @@ from fedcgd.ledger.settings import identity_hash
 from fedcgd.ledger.store import stored_run
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.numeric import so_many
+from fedcgd.untrusted import clean, parse_json
 
 _HEX = set("0123456789abcdef")
 _STREAM_ID_DIGITS = 32
@@ -103,7 +103,9 @@ def _of_metrics(connection: sqlite3.Connection) -> Iterator[str]:
     if (number := connection.execute(unknown, (released,)).fetchone()[0]) > 0:
         yield f"{so_many(number, 'metric', 'metrics')} of training belong to a round that gave no model"
     told = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train'")
-    wrong = sum(json.loads(data).get("releases", release) != release for release, data in told)
+    wrong = sum(
+        parse_json(data, dict, "a metric on record").get("releases", release) != release for release, data in told
+    )
     if wrong:
         yield f"{so_many(wrong, 'metric', 'metrics')} of training count other releases than their own"
 
@@ -212,7 +214,7 @@ def compare_with_register(connection: sqlite3.Connection, register: Path) -> tup
         )
     if known.sealed is not None and run.sealed is None:
         problems.append(
-            f"the run was sealed on {known.sealed} ({register}), and this ledger is not: it is an older copy"
+            f"the run was sealed on {clean(known.sealed)} ({register}), and this ledger is not: it is an older copy"
         )
     if known.sealed is None and run.sealed is not None:
         notes.append(

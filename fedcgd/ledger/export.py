@@ -1,6 +1,5 @@
 """The records of a run as values that JSON can hold, without user ids and models."""
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from fedcgd.ledger import client_metrics
 from fedcgd.ledger.store import reader, stored_run, unpack_ids
 from fedcgd.ledger.verification import verify
+from fedcgd.untrusted import clean, parse_json
 
 
 def export(path: Path | str) -> dict[str, Any]:
@@ -34,9 +34,10 @@ def records(path: Path | str) -> dict[str, Any]:
     with reader(path) as connection:
         stored = stored_run(connection)
         run = {name: value for name, value in vars(stored).items() if name not in ("id", "format", "owner")}
-        run |= {"plan": json.loads(stored.plan), "configuration": stored.settings, "simulated": bool(stored.simulated)}
+        (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
+        run |= {"plan": stored.planned, "configuration": stored.settings, "simulated": bool(stored.simulated)}
         attempts = [
-            {**row, "users": len(unpack_ids(row["users"]))}
+            {**row, "users": len(unpack_ids(row["users"], users))}
             for row in _rows(
                 connection, "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
             )
@@ -46,7 +47,10 @@ def records(path: Path | str) -> dict[str, Any]:
             connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
         )
         metrics = _rows(connection, "SELECT kind, release, data FROM metrics ORDER BY kind, release")
-        told = [(row["kind"], {"release": row["release"]} | json.loads(row["data"])) for row in metrics]
+        told = [
+            (row["kind"], {"release": row["release"]} | parse_json(row["data"], dict, "a metric on record"))
+            for row in metrics
+        ]
     return {
         "run": run,
         "attempts": attempts,
@@ -61,4 +65,11 @@ def _rows(connection: sqlite3.Connection, query: str) -> list[dict[str, Any]]:
     """What `query` finds, by the names of its columns."""
     found = connection.execute(query)
     names = [column[0] for column in found.description]
-    return [dict(zip(names, row, strict=True)) for row in found]
+    # What is no JSON is for people to read, and may be anybody's.
+    return [
+        {
+            name: clean(value) if isinstance(value, str) and name != "data" else value
+            for name, value in zip(names, row, strict=True)
+        }
+        for row in found
+    ]

@@ -1,17 +1,19 @@
 """What several recorded runs cost the people who were in them, together."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting import JointGuarantee
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger.recorded_run import RecordedRun, recorded
-from fedcgd.ledger.registry import read_register, register_beside
+from fedcgd.ledger.registry import RegisteredRun, read_register, register_beside
 from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.verification import NO_REGISTER, compare_model_file, verify_records
 from fedcgd.numeric import so_many
+from fedcgd.untrusted import clean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,11 @@ def joint(
     if not members:
         raise ValueError("no users are on record: nobody was asked in any of the runs")
     problems, notes, unknown = check_runs(runs, register)
+    if unnamed := [one for one in unnamed_runs(runs, register) if one.released]:
+        budgeted = any(run.budget for run in runs)
+        (problems if budgeted else notes).append(
+            f"{told(unnamed)}: whoever was in {'it' if len(unnamed) == 1 else 'those'} pays for it too; name all ledgers"
+        )
     if unknown:
         notes.append(f"{', '.join(unknown)}: {NO_REGISTER}")
     groups = [
@@ -149,6 +156,32 @@ def check_runs(runs: Sequence[RecordedRun], register: Path | None) -> tuple[list
     return problems, notes, unknown
 
 
+def unnamed_runs(runs: Sequence[RecordedRun], register: Path | None) -> list[RegisteredRun]:
+    """The runs that `register`, or one beside one of the `runs`, knows of besides these."""
+    beside = {register_beside(Path(run.name), register) for run in runs}
+    ids = {run.run_id for run in runs}
+    known = {
+        one.stream_id: one
+        for path in (beside | {register}) - {None}
+        if path is not None and path.exists()
+        for one in read_register(path)
+        if one.stream_id not in ids
+    }
+    return sorted(known.values(), key=lambda one: one.begun)
+
+
+def told(unnamed: Sequence[RegisteredRun]) -> str:
+    """That a register knows of these runs and nobody has named them."""
+    ledgers = ", ".join(f"{clean(one.ledger)} ({so_many(one.released, 'round', 'rounds')})" for one in unnamed[:_TOLD])
+    more = f", and {len(unnamed) - _TOLD} more" if len(unnamed) > _TOLD else ""
+    return (
+        f"a key's register knows of {so_many(len(unnamed), 'run that is', 'runs that are')} not named: {ledgers}{more}"
+    )
+
+
+_TOLD = 5  # runs that are named in a message
+
+
 def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...], int]) -> list[str]:
     """What contradicts the budgets that runs were begun with."""
     found = []
@@ -175,4 +208,28 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
             found.append(
                 f"{so_many(beyond, 'user is', 'users are')} in {run.name} beyond its joint budget of ε = {epsilon:g}"
             )
+        found += _beyond_with_others(together, members, i, counted.keys())
     return found
+
+
+def _beyond_with_others(
+    together: RunComposition, members: Mapping[tuple[int, ...], int], i: int, counted: Collection[str]
+) -> Iterator[str]:
+    """That users of run i are beyond its budget by runs that it does not count: earlier ones that it did not name, later ones."""
+    budget = together.runs[i].budget
+    others = {
+        inside: [j for j in inside if j != i and together.runs[j].id not in counted]
+        for inside in members
+        if i in inside
+    }
+    beyond = [inside for inside in others if others[inside] and not together.within_budget(i, inside)]
+    if beyond and budget is not None:
+        names = sorted({together.runs[j].name for inside in beyond for j in others[inside]})
+        cost = max(together.epsilon(inside, budget["delta"]) for inside in beyond)
+        users = so_many(sum(members[inside] for inside in beyond), "user is", "users are")
+        yield (
+            f"{users} in {together.runs[i].name}, begun with a joint budget of ε = {budget['epsilon']:g} at δ = "
+            f"{budget['delta']:g}, and in runs that it does not count ({', '.join(names)}): all together cost up to ε = "
+            f"{rounded_up(cost)}. A budget counts the runs that after= names: name every earlier ledger over these people there, "
+            "and begin later runs with this budget and this ledger named"
+        )

@@ -1,6 +1,5 @@
 """The last released model of a run, out of its ledger."""
 
-import json
 import math
 from collections.abc import Mapping
 from importlib import import_module
@@ -14,6 +13,7 @@ from fedcgd.files import whole
 from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.store import reader
 from fedcgd.numeric import so_many
+from fedcgd.untrusted import MalformedError, conform, parse_json
 
 
 def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
@@ -32,7 +32,14 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
     model, layout = _last(Path(path))
     if not layout:
         raise ValueError(f"{path} holds a model without the names and shapes of its arrays")
-    names, shapes, dtypes = json.loads(layout)
+    described = parse_json(layout, [list], "the layout of the model on record")
+    if len(described) != _PARTS or len({len(part) for part in described}) > 1 or len(model) % 4:
+        raise MalformedError(f"{path} does not say what the arrays of its model are")
+    names, shapes, dtypes = (
+        conform(part, form, "the layout") for part, form in zip(described, ([str], [[int]], [str]), strict=True)
+    )
+    if any(size < 0 for shape in shapes for size in shape):
+        raise MalformedError(f"{path} holds a model with arrays of a negative size")
     flat = np.frombuffer(model, np.float32)
     if len(flat) != sum(map(math.prod, shapes)):
         raise ValueError(f"{path} holds {len(flat)} parameters, and arrays of {sum(map(math.prod, shapes))}")
@@ -43,6 +50,9 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
         .astype(_dtype(dtype))
         for name, part, shape, dtype in zip(names, parts, shapes, dtypes, strict=True)
     }
+
+
+_PARTS = 3  # of a layout: names, shapes and dtypes
 
 
 def _last(path: Path) -> tuple[bytes, str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fedcgd.files import sync_folder
 from fedcgd.ledger.transactions import MAKE_ROOM
 
+_WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 _AT_ONCE = 1 << 20  # bytes: written while they are still in the cache that the checksum has read them into
 
 
@@ -70,8 +71,9 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
     if ledger is not None and (model or state):
         path = file_of(ledger, round)
         try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb") as file:
-                os.fchmod(file.fileno(), 0o600)  # refused if it is another user's
+            with os.fdopen(os.open(path, _WRITE, 0o600), "wb") as file:
+                if hasattr(os, "fchmod"):  # Windows has access lists in place of modes
+                    os.fchmod(file.fileno(), 0o600)  # refused if it is another user's
                 for chunk in _chunks(model, state):  # in place: new memory would take as long as the writing
                     checksum = zlib.crc32(chunk, checksum)
                     file.write(chunk)
@@ -101,8 +103,10 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     path = latest.file(ledger)
     try:
         with path.open("rb") as file:
-            model, state = file.read(latest.model_bytes), file.read(latest.state_bytes)
-            whole = not file.read(1)
+            size = os.fstat(file.fileno()).st_size
+            # Before anything is read: the numbers are the ledger's.
+            whole = min(latest.model_bytes, latest.state_bytes) >= 0 and latest.model_bytes + latest.state_bytes == size
+            model, state = (file.read(latest.model_bytes), file.read(latest.state_bytes)) if whole else (b"", b"")
     except FileNotFoundError:
         problem = f"{path} is missing"
     else:

@@ -9,6 +9,8 @@ import json
 import sqlite3
 from dataclasses import dataclass
 
+from fedcgd.untrusted import parse_json
+
 SCHEMA = """
 CREATE UNIQUE INDEX spent_once ON attempts (round) WHERE state = 'spent';
 CREATE UNIQUE INDEX one_opening ON attempts ((1)) WHERE state = 'opening';
@@ -21,6 +23,7 @@ CREATE TABLE openings (
 ) STRICT
 """
 
+MOST_KEEPERS = 64
 KEEPERS = "keepers"  # in a run's configuration: how many, how many may collude or be away, and who they are
 
 
@@ -49,7 +52,13 @@ def read(connection: sqlite3.Connection) -> tuple[RecordedOpening, ...]:
         "SELECT round, attempt, state, list_hash, keepers FROM openings JOIN attempts USING (round, attempt) ORDER BY round"
     )
     return tuple(
-        RecordedOpening(round, attempt, state, bytes(list_hash), tuple(json.loads(keepers)))
+        RecordedOpening(
+            round,
+            attempt,
+            state,
+            list_hash,
+            tuple(parse_json(keepers, [str], "the keepers of a round on record")),
+        )
         for round, attempt, state, list_hash, keepers in rows
     )
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fedcgd.numeric import so_many
 from fedcgd.participation import Participation
+from fedcgd.participation.user_ids import user_ids
 
 USERS = """CREATE TABLE users (
     id INTEGER PRIMARY KEY,
@@ -37,11 +38,8 @@ class ParticipationCounter:
         self._seen: dict[str, Turns | None] = {}
 
     def of(self, users: Collection[str]) -> dict[str, Turns]:
-        """Those of `users` that have had any. Raises ValueError if one is named twice."""
-        if twice := len(users) - len(set(users)):
-            raise ValueError(
-                f"{so_many(twice, 'user is', 'users are')} named twice; a user has one id, and takes part once"
-            )
+        """Those of `users` that have had any. Raises ValueError if one is named twice, TypeError for what is no list of ids."""
+        users = user_ids(users)
         unseen = sorted(user for user in users if user not in self._seen)
         if unseen:
             if len(self._seen) > _MOST_SEEN:

@@ -13,6 +13,7 @@ from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations_by_collu
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
+from fedcgd.untrusted import MalformedError, clean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,9 @@ def recorded_keepers(
     described = configuration.get(openings.KEEPERS)
     if described is None:
         return None, []
-    names = tuple(sorted(described["keepers"]))
+    names = tuple(sorted(map(clean, described["keepers"])))
+    if len(names) > openings.MOST_KEEPERS:
+        raise MalformedError(f"there are at most {openings.MOST_KEEPERS} keepers, and {len(names)} are on record")
     shares = NoiseShares(keepers=len(names), colluding=described["colluding"], away=described["away"])
     least = shares.keepers - shares.away
     counted = [opened for opened in openings.read(connection) if opened.state in ("released", "spent")]
@@ -136,7 +139,7 @@ def recorded_keepers(
 
     sound = not wrong and released > 0
     keepers = RecordedKeepers(
-        digest=described["digest"],
+        digest=clean(described["digest"]),
         names=names,
         colluding=shares.colluding,
         away=shares.away,

@@ -1,6 +1,5 @@
 """A recorded run as what it may cost the people in it: its plan, who was in it, and the evaluations that belong to it."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -148,7 +147,7 @@ def _read(path: Path) -> RecordedRun:
         run = stored_run(connection)
         nonces = nonces_of(connection)
         users = frozenset(user for (user,) in connection.execute("SELECT user FROM users"))
-    plan, settings, stream_id = Plan.from_description(json.loads(run.plan)), run.settings, run.stream_id
+        plan, settings, stream_id = Plan.from_description(run.planned), run.settings, run.stream_id
     released = len(nonces)
     return RecordedRun(
         name=str(path),

@@ -1,17 +1,17 @@
 """The runs that a key has begun, in a small file beside the key: so that a run is not begun again when its ledger is lost."""
 
-import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcgd.files import check_private
 from fedcgd.ledger.store import reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.numeric import so_many
+from fedcgd.records import check_record, check_tables, make_record, read_only, record_name
+from fedcgd.untrusted import MalformedError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -28,6 +28,12 @@ CREATE TABLE IF NOT EXISTS runs (
 _REMEDY = (
     "If that ledger is lost, the run is over: what it released stays released. Begin another run with a new key; for everybody "
     "in both, ε then composes: fedcgd ledger compose says to what; without its ledger, add the ε and δ of its whole plan"
+)
+
+RECORD_REMEDY = (
+    "Without it nobody can say whether another copy of a run went on, or whether a run is begun again. Put it back from where "
+    "the key came from. If it is lost, delete what is there, go on with the latest ledger of a run after fedcgd ledger adopt, "
+    "and take a new key for a new run"
 )
 
 
@@ -52,11 +58,17 @@ def read_register(path: Path) -> list[RegisteredRun]:
     if not path.is_file():
         raise ValueError(f"there is no register of a key's runs at {path}")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
+        record_name(path)
+    except ValueError as error:
+        raise ValueError(f"{path}, a register of a key's runs, {error}") from error
+    try:
+        with read_only(path) as connection:
+            check_tables(connection, _SCHEMA)
             if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'runs'").fetchone():
                 return []  # made with its key, before the first run
-            return [RegisteredRun(*row) for row in connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY begun")]  # noqa: S608
-    except sqlite3.DatabaseError as error:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY begun")  # noqa: S608
+            return [RegisteredRun(*row) for row in rows]
+    except (sqlite3.DatabaseError, MalformedError) as error:
         raise ValueError(f"{path} cannot be read as the register of a key's runs: {error}") from error
 
 
@@ -81,18 +93,20 @@ class Registry:
     Raises ValueError, with the remedy, for what must not go on; sqlite3.OperationalError if the file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        """`name` is what a register that is made anew says in its first line (`NoiseKey.record`); None for a new name."""
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            check_private(path, "the register of the key's runs,")
+        check_record(path, "the register of the key's runs,")
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            make_record(path, name)
+            record_name(path)
         except OSError as error:
             raise ValueError(
                 f"{path}, where the key's runs are remembered, cannot be written ({error.strerror}); name another file with "
                 "runs= where the key is loaded"
             ) from error
+        except ValueError as error:
+            raise ValueError(f"{path}, where the key's runs are remembered, {error}. {RECORD_REMEDY}") from error
         self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
         try:
             self._connection.execute("PRAGMA journal_mode = PERSIST")

@@ -11,18 +11,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedcgd.files import check_private
 from fedcgd.ledger import attempts, model_file, openings, settings
 from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.participation_counter import ParticipationCounter
-from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
+from fedcgd.ledger.registry import RECORD_REMEDY, RegisteredRun, Registry, read_register
 from fedcgd.ledger.run_lock import RunLock
 from fedcgd.ledger.store import checkpoint, connect, stored_run
 from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
+from fedcgd.participation.user_ids import user_ids
 from fedcgd.plan import Plan
+from fedcgd.records import check_record
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class Ledger(Closable):
 
         Raises:
             ValueError: if another process has the ledger open; if it is sealed, or is that of another plan, configuration, key or
-                definition of the noise; if others may read it; and if it has released rounds that the key's register does not
+                definition of the noise; if others may read it, or write it or the register, or their folders; if the register is
+                lost, emptied or another key's; and if it has released rounds that the key's register does not
                 know of (`fedcgd.ledger.adopt` says that they are the latest). A key file that was made just now, for this run,
                 is deleted then.
         """
@@ -129,9 +131,10 @@ class Ledger(Closable):
         name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():
             raise ValueError(f"{path} is where the key's runs are remembered; the ledger is a file of its own")
-        key.check_register()
-        if file is not None and file.exists():
-            check_private(file, "the ledger, which says who took part when,")
+        if problem := key.record_problem("the register of this key's runs"):
+            raise ValueError(f"{problem}. {RECORD_REMEDY}")
+        if file is not None:
+            check_record(file, "the ledger, which says who took part when,")
         with ExitStack() as stack:
             registry = None if key.runs is None else stack.enter_context(closing(Registry(key.runs)))
 
@@ -367,7 +370,12 @@ class Ledger(Closable):
             users: whom the node names.
             node: its name, which outlives connections. "" is a node without one: it keeps nobody, and gets whoever is nobody's.
             single: whether the node is one user: then the answer is nobody, if it has spoken for another one in this run.
+
+        Raises:
+            TypeError: for what is no list of ids.
+            ValueError: if a user is named twice.
         """
+        users = user_ids(users)
         with self._write():
             connection = self._connection
             if (

@@ -50,8 +50,12 @@ class RunComposition:
         budget = self.runs[i].budget
         if budget is None or self.missing(i):
             return True
-        earlier = [j for j in inside if self._ids[j] in budget["after"]]
-        return self.epsilon([*earlier, i], budget["delta"]) <= float(budget["epsilon"]) * (1 + _ROUNDING)
+        return self.within_budget(i, [*(j for j in inside if self._ids[j] in budget["after"]), i])
+
+    def within_budget(self, i: int, inside: Sequence[int]) -> bool:
+        """Whether the runs `inside` together are within the budget that run i was begun with, if it has one."""
+        budget = self.runs[i].budget
+        return budget is None or self.epsilon(inside, budget["delta"]) <= float(budget["epsilon"]) * (1 + _ROUNDING)
 
     def epsilon(self, inside: Sequence[int], delta: float) -> float:
         """ε at `delta` of the runs `inside` as planned; of one alone, its own, which no composition makes less tight."""

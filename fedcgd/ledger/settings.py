@@ -62,8 +62,11 @@ def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str,
         raise ValueError(
             f"{path} was sealed on {stored.sealed}: its run is over; begin another one with a new ledger and key"
         )
-    for name, compared in (("plan", plan_differences), ("configuration", differences)):
-        differing = compared(json.loads(getattr(stored, name)), json.loads(settings[name]))
+    for name, before, compared in (
+        ("plan", stored.planned, plan_differences),
+        ("configuration", stored.settings, differences),
+    ):
+        differing = compared(before, json.loads(settings[name]))
         if differing:
             raise ValueError(
                 f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "

@@ -1,8 +1,11 @@
 """What a run's record promises, in a form to ship with its model: the privacy statement, as values and as Markdown."""
 
 import platform
+import re
+from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from fedcgd.ledger.recorded_keepers import keeper_facts
 from fedcgd.ledger.verification import NO_REGISTER, Verification, verify
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
+from fedcgd.untrusted import clean
 
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")
 
@@ -118,8 +122,17 @@ def statement_of(
         "begun": run["created"],
         "sealed": run["sealed"],
         "configuration_hash": run["configuration_hash"],
-        "written_with": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+        "written_with": _versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    """Of Python and the libraries that are installed: `torch` is of an extra."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 _WITHOUT_NOISE = (
@@ -175,19 +188,28 @@ def _how_often(attacker: AttackerAccuracy) -> str:
 
 def statement_markdown(statement: dict[str, Any]) -> str:
     """The statement as a Markdown page."""
-    lines = ["# Privacy statement", "", statement["statement"], "", "| what | value |", "|---|---|"]
+    lines = ["# Privacy statement", "", _markdown(statement["statement"]), "", "| what | value |", "|---|---|"]
     for name, value in facts(statement):
-        lines.append(f"| {name} | {value} |")
+        lines.append(f"| {name} | {_markdown(value)} |")
     for problem in statement["problems"]:
-        lines += ["", f"**Problem**: {problem}."]
+        lines += ["", f"**Problem**: {_markdown(problem)}."]
     for text in statement["notes"]:
-        lines += ["", f"**Note**: {text}."]
+        lines += ["", f"**Note**: {_markdown(text)}."]
     lines += ["", "## Why, and under which assumptions", ""]
     lines += [
-        f"{count}. **{step['title']}**. {step['statement']}" for count, step in enumerate(statement["reasoning"], 1)
+        f"{count}. **{step['title']}**. {_markdown(step['statement'])}"
+        for count, step in enumerate(statement["reasoning"], 1)
     ]
     written = ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())
     return "\n".join([*lines, "", f"Derived from the run's ledger alone, with {written}.", ""])
+
+
+def _markdown(text: str) -> str:
+    """A text that may be somebody else's, so that nothing in it is taken for HTML, a link, a picture, code or a cell's end."""
+    return re.sub(r"([\\`\[|])", r"\\\1", escape(clean(text, _MOST_SHOWN), quote=False))
+
+
+_MOST_SHOWN = 10_000  # characters
 
 
 def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:

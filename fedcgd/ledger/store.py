@@ -6,7 +6,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from fedcgd.ledger import openings
 from fedcgd.ledger.participation_counter import USERS
 from fedcgd.ledger.transactions import MEMORY, make_tables, open_file
+from fedcgd.records import check_tables, read_only
+from fedcgd.untrusted import MalformedError, Optional, clean, inflate, parse_json
 
 FORMAT = 3
 
@@ -105,14 +107,34 @@ class StoredRun:
     @property
     def settings(self) -> dict[str, Any]:
         """The configuration, read."""
-        found: dict[str, Any] = json.loads(self.configuration)
+        found: dict[str, Any] = parse_json(self.configuration, _CONFIGURATION, "the configuration on record")
+        return found
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """The plan's description, read."""
+        found: dict[str, Any] = parse_json(self.plan, dict, "the plan on record")
         return found
 
 
 def stored_run(connection: sqlite3.Connection) -> StoredRun:
     """The run of a ledger. Raises sqlite3.OperationalError for another kind of file, which lacks some of the columns."""
-    columns = ", ".join(field.name for field in fields(StoredRun))
-    return StoredRun(*connection.execute(f"SELECT {columns} FROM run").fetchone())  # noqa: S608
+    columns = [field.name for field in fields(StoredRun)]
+    row = connection.execute(f"SELECT {', '.join(columns)} FROM run").fetchone()  # noqa: S608
+    run = StoredRun(*row)
+    sealed = None if run.sealed is None else clean(run.sealed)
+    return replace(run, created=clean(run.created), configuration_hash=clean(run.configuration_hash), sealed=sealed)
+
+
+_CONFIGURATION: dict[Any, Any] = {
+    "budget": Optional({"epsilon": float, "delta": float, "after": {str: dict}}),
+    "evaluation": Optional({"plan": dict, str: object}),
+    "evaluation_of": Optional(str),
+    openings.KEEPERS: Optional({"keepers": {str: str}, "colluding": int, "away": int, "digest": str, str: object}),
+    "cohort_size": Optional(int),
+    str: object,
+}
+"""What the ledger itself reads of a configuration; the rest is shown and compared."""
 
 
 @contextmanager
@@ -126,21 +148,19 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
         raise ValueError(f"there is no ledger at {path}")
     # Whoever has it open has a -wal beside it. Else SQLite would make one, and leave it, or fail where nobody may write.
     unused, changed = not _in_use(path), path.stat().st_mtime_ns
-    address = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * unused}"
-    connection = sqlite3.connect(address, uri=True, timeout=60.0, isolation_level=None)
     try:
-        connection.execute("BEGIN")
-        if connection.execute("SELECT format FROM run").fetchall() != [(FORMAT,)]:
-            raise ValueError(
-                f"{path} holds no run, or one of another version of fedcgd (this one reads format {FORMAT})"
-            )
-        yield connection
-        if unused and (_in_use(path) or path.stat().st_mtime_ns != changed):
-            raise ValueError(f"{path} came into use while it was read; try again")
-    except (sqlite3.DatabaseError, json.JSONDecodeError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read as a ledger: {error}{_advice(path, error)}") from error
-    finally:
-        connection.close()
+        with read_only(path, immutable=unused) as connection:
+            connection.execute("BEGIN")
+            if connection.execute("SELECT format FROM run").fetchall() != [(FORMAT,)]:
+                raise ValueError(
+                    f"{path} holds no run, or one of another version of fedcgd (this one reads format {FORMAT})"
+                )
+            check_tables(connection, _SCHEMA)
+            yield connection
+            if unused and (_in_use(path) or path.stat().st_mtime_ns != changed):
+                raise ValueError(f"{path} came into use while it was read; try again")
+    except (sqlite3.DatabaseError, MalformedError) as error:
+        raise ValueError(f"{path} cannot be read as a ledger: {clean(error)}{_advice(path, error)}") from error
 
 
 def _in_use(path: Path) -> bool:
@@ -150,7 +170,7 @@ def _in_use(path: Path) -> bool:
 def _advice(path: Path, error: Exception) -> str:
     if "readonly" in str(error) or "unable to open" in str(error):
         return f"; its run is going on or was killed: copy it, with {path.name}-wal, to where you may write"
-    if "file is not a database" in str(error) or "no such table: run" in str(error):
+    if "file is not a database" in str(error) or "no such table: run" in str(error) or "is another one" in str(error):
         return "; give the file that the run calls its ledger, not the key's or the models beside it"
     return "; if no whole copy is left, the run counts with all of its plan"
 
@@ -178,9 +198,12 @@ def pack_ids(ids: NDArray[np.int64]) -> bytes:
     return zlib.compress(np.diff(np.sort(ids), prepend=0).astype("<i8").tobytes(), level=1)
 
 
-def unpack_ids(packed: bytes) -> NDArray[np.int64]:
-    """What `pack_ids` packed. Raises ValueError for anything else."""
-    try:
-        return np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8"), dtype=np.int64)
-    except zlib.error as error:
-        raise ValueError(f"a cohort on record cannot be read: {error}") from error
+_MOST_UNKNOWN = 100_000  # of a cohort's users may be missing from the table of users: they are counted as a problem
+
+
+def unpack_ids(packed: bytes, users: int) -> NDArray[np.int64]:
+    """What `pack_ids` packed, where so many `users` are on record. Raises MalformedError for anything else."""
+    unpacked = inflate(packed, 8 * (users + _MOST_UNKNOWN), "a cohort on record")
+    if len(unpacked) % 8:
+        raise MalformedError(f"a cohort on record has {len(unpacked)} bytes, and 8 for each user are expected")
+    return np.cumsum(np.frombuffer(unpacked, "<i8"), dtype=np.int64)

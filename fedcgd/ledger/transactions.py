@@ -1,6 +1,5 @@
 """SQLite files that are durable at every commit, and transactions that are done or undone, also when the disk fails."""
 
-import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -9,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from fedcgd.files import sync_folder
+from fedcgd.records import make_record, record_name
 
 MEMORY = ":memory:"
 
@@ -39,15 +38,17 @@ def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection
     """A connection to `path`, made if there is none (readable by its owner only), once `prepare` has made its tables.
 
     Raises:
-        ValueError: if the file is not `what`.
+        ValueError: if the file is not `what`, or was emptied.
         sqlite3.OperationalError: if it is locked, the disk is full, or nobody may write: not a matter of what the file holds.
     """
     if path != MEMORY:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        new = not Path(path).exists()
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        if new:
-            sync_folder(Path(path).resolve().parent)
+        make_record(Path(path))
+        try:
+            record_name(Path(path))
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is not {what}: it {error}. Put it back; delete it only if nothing was recorded in it"
+            ) from None
     kind = _InMemory if path == MEMORY else sqlite3.Connection
     connection = sqlite3.connect(
         path, timeout=60.0, isolation_level=None, factory=kind, check_same_thread=path != MEMORY

@@ -1,6 +1,5 @@
 """ε derived again from the records of a run alone, and whatever in them contradicts it."""
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -118,7 +117,7 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
     """As `verify`, of the ledger's own file alone: what ε of a run is, its last model's file does not say."""
     with reader(path) as connection:
         run = stored_run(connection)
-        plan = Plan.from_description(json.loads(run.plan))
+        plan = Plan.from_description(run.planned)
         problems = []
         if run.configuration_hash != sha256(f"{run.plan} {run.configuration}"):
             problems.append("the plan and the configuration are not those whose hash is on record")
@@ -214,14 +213,15 @@ def compare_model_file(path: Path) -> tuple[list[str], list[str]]:
 
 def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[str]:
     k, b = plan.participation.participations, plan.participation.min_separation
-    (size,) = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM users").fetchone()
+    (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
+    size = users + 1  # numbers are 1, 2, … without gaps
     counts = np.zeros(size, np.int64)
     last = np.full(size, -b, np.int64)
     first = np.full(size, -1, np.int64)
     too_close = in_two_bins = 0
     unknown: set[int] = set()
     for round, packed in connection.execute("SELECT round, users FROM attempts ORDER BY round, id"):
-        ids = unpack_ids(packed)
+        ids = unpack_ids(packed, users)
         known = ids[(ids > 0) & (ids < size)]
         unknown.update(ids[(ids <= 0) | (ids >= size)].tolist())
         new = known[last[known] != round]  # a round that is tried again counts once
@@ -232,7 +232,8 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
         last[new] = round
     stored = np.zeros((2, size), np.int64)
     stored[1] = -b
-    for number, count, last_round in connection.execute("SELECT id, participations, last_round FROM users"):
+    in_place = "SELECT id, participations, last_round FROM users WHERE id BETWEEN 1 AND ?"
+    for number, count, last_round in connection.execute(in_place, (users,)):
         stored[:, number] = count, last_round
     differing = int(((stored[0] != counts) | (stored[1] != last)).sum())
     found = {

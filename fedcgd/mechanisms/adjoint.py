@@ -1,7 +1,7 @@
 """C⁻ᵀ·V by what is cheap about each mechanism: how noise of every round counts in weighted sums of the noise that is released."""
 
 import numpy as np
-from scipy.signal import fftconvolve, lfilter
+import scipy
 
 from fedcgd.mechanisms.dense import Dense, solve_transposed
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector
@@ -45,8 +45,8 @@ def _toeplitz(mechanism: Toeplitz, rounds: int, v: Matrix) -> Matrix:
         return np.asarray(result[::-1])
     series = _used(mechanism.coefficients(rounds))
     if len(series) <= _DIRECT:
-        return np.asarray(lfilter([1.0], series, backwards, axis=0))[::-1]
-    result = fftconvolve(inverse[:, None], backwards, axes=0)[:rounds]
+        return np.asarray(scipy.signal.lfilter([1.0], series, backwards, axis=0))[::-1]
+    result = scipy.signal.fftconvolve(inverse[:, None], backwards, axes=0)[:rounds]
     return np.asarray(result)[::-1]
 
 

@@ -5,8 +5,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_banded
 
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector, check_dense, triangular_inverse
 from fedcgd.mechanisms.toeplitz import banded_next
@@ -125,7 +125,7 @@ class Dense:
 
 def solve_transposed(band: Matrix, v: Matrix) -> Matrix:
     """C⁻ᵀ·V of the C with C[j + l, j] = band[j, l], in O(n·p) for each column; what lies outside C in `band` is not read."""
-    return np.asarray(solve_banded((0, band.shape[1] - 1), transposed_bands(band), v, check_finite=False))
+    return np.asarray(scipy.linalg.solve_banded((0, band.shape[1] - 1), transposed_bands(band), v, check_finite=False))
 
 
 def transposed_bands(band: Matrix) -> Matrix:

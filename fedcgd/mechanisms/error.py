@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import lfilter
+import scipy
 
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.streaming import inverse_rows
@@ -73,7 +73,7 @@ def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_S
         inverse = np.zeros(rounds)
         found = mechanism.inverse_coefficients(rounds)
         inverse[: len(found)] = found
-        squares = np.cumsum(lfilter([1.0], [1.0, -workload.momentum], inverse)) ** 2
+        squares = np.cumsum(scipy.signal.lfilter([1.0], [1.0, -workload.momentum], inverse)) ** 2
         frobenius = math.sqrt(float(np.dot(squares, np.arange(rounds, 0, -1))))
         return ErrorNorms(rounds, frobenius, math.sqrt(float(squares.sum())))
     bands = mechanism.inverse_bandwidth(rounds)
@@ -92,7 +92,7 @@ def _with_momentum(mechanism: Toeplitz, n: int, momentum: float) -> list[float]:
     inverse = np.zeros(n)
     found = mechanism.inverse_coefficients(n)
     inverse[: len(found)] = found
-    filtered = lfilter([1.0], [1.0, -momentum], inverse)
+    filtered = scipy.signal.lfilter([1.0], [1.0, -momentum], inverse)
     last = int(np.flatnonzero(np.abs(filtered) > _NEGLIGIBLE * np.abs(filtered).max())[-1])
     return [float(value) for value in filtered[: last + 1]]
 

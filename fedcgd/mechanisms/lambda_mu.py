@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import lfilter
+import scipy
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism
@@ -60,8 +60,10 @@ class LambdaMuCGD(BandedInverseMechanism):
     def coefficients(self, rounds: int) -> Vector:
         if self.mu < 0:  # c_t = (λ + μ)c_{t−1} + |λμ|·c_{t−2} adds only what is not negative
             return super().coefficients(rounds)
-        powers = lfilter([1.0], [1.0, -self.lam], np.eye(1, rounds)[0])  # and so do two filters one after the other
-        return np.asarray(lfilter([1.0], [1.0, -self.mu], powers))
+        powers = scipy.signal.lfilter(
+            [1.0], [1.0, -self.lam], np.eye(1, rounds)[0]
+        )  # and so do two filters one after the other
+        return np.asarray(scipy.signal.lfilter([1.0], [1.0, -self.mu], powers))
 
     @property
     def inverse_band(self) -> Vector:

@@ -10,8 +10,8 @@ To add a mechanism, write its class in a file of this folder (`lambda_cgd.py` is
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -209,5 +209,5 @@ def check_dense(name: str, rounds: int) -> None:
 
 def triangular_inverse(c: Matrix) -> Matrix:
     """The inverse of a lower-triangular matrix."""
-    result: Matrix = np.asarray(solve_triangular(c, np.eye(len(c)), lower=True, check_finite=False))
+    result: Matrix = np.asarray(scipy.linalg.solve_triangular(c, np.eye(len(c)), lower=True, check_finite=False))
     return result

@@ -5,7 +5,7 @@ they are not of one C, ε is that of other noise than what is added.
 """
 
 import numpy as np
-from scipy.signal import fftconvolve
+import scipy
 
 from fedcgd.mechanisms.mechanism import Banded, Matrix, Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.normalized import Normalized
@@ -115,8 +115,8 @@ def _toeplitz_product(mechanism: Toeplitz, n: int, p: int, noise: Matrix) -> tup
             raise ValueError(
                 f"`columns` of {mechanism.name} are not those of its `coefficients`: they are of two matrices"
             )
-    product = fftconvolve(c[:, None], noise, axes=0)[:n]
-    size = np.maximum(fftconvolve(np.abs(c)[:, None], np.abs(noise), axes=0)[:n], 0.0)
+    product = scipy.signal.fftconvolve(c[:, None], noise, axes=0)[:n]
+    size = np.maximum(scipy.signal.fftconvolve(np.abs(c)[:, None], np.abs(noise), axes=0)[:n], 0.0)
     # The transform rounds by parts of the product of the norms, also where the terms of a row are few and small.
     rounding = 1e-14 * np.log2(n + 1) * np.linalg.norm(c) * np.linalg.norm(noise, axis=0)
     return product, size + rounding / _TOLERANCE

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import fftconvolve, lfilter
+import scipy
 
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT, Matrix, Mechanism, Toeplitz, Vector, bandwidth
@@ -218,13 +218,13 @@ def _times(mechanism: Toeplitz, n: int, weights: Vector) -> Vector:
     rows = len(weights)
     inverse, c = mechanism.inverse_coefficients(n), mechanism.coefficients(n)[:rows]
     if len(inverse) <= _FEW:
-        return np.asarray(lfilter([1.0], inverse, weights))
+        return np.asarray(scipy.signal.lfilter([1.0], inverse, weights))
     bands = int(np.flatnonzero(c)[-1]) + 1
     if bands <= _FEW:
-        return np.asarray(lfilter(c[:bands], [1.0], weights))
+        return np.asarray(scipy.signal.lfilter(c[:bands], [1.0], weights))
     used = np.flatnonzero(weights)
     if len(used) * rows > _LAG_STEPS:
-        return np.asarray(fftconvolve(c, weights)[:rows])
+        return np.asarray(scipy.signal.fftconvolve(c, weights)[:rows])
     total = np.zeros(rows)
     for j in used:
         total[j:] += weights[j] * c[: rows - j]

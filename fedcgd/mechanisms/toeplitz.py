@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve, lfilter
 
 from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector
 from fedcgd.numeric import as_float, as_whole
@@ -99,13 +99,13 @@ def reciprocal(series: Vector, rounds: int) -> Vector:
         )
     series = series[:rounds]
     if rounds * len(series) <= _DIRECT:
-        return np.asarray(lfilter(np.ones(1), series, np.eye(1, rounds)[0]))
+        return np.asarray(scipy.signal.lfilter(np.ones(1), series, np.eye(1, rounds)[0]))
     inverse = np.array([1 / series[0]])
     while len(inverse) < rounds:  # Newton's iteration doubles the number of right coefficients
         size = min(2 * len(inverse), rounds)
-        correction = -fftconvolve(series[:size], inverse)[:size]
+        correction = -scipy.signal.fftconvolve(series[:size], inverse)[:size]
         correction[0] += 2
-        inverse = fftconvolve(inverse, correction)[:size]
+        inverse = scipy.signal.fftconvolve(inverse, correction)[:size]
     return inverse
 
 

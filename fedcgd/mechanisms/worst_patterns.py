@@ -4,7 +4,7 @@ Everything here works on the Gram matrix G = CᵀC of the columns that a pattern
 """
 
 import numpy as np
-from scipy.fft import next_fast_len
+import scipy
 
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
@@ -96,7 +96,7 @@ def lag_bound(coefficients: Vector, k: int, b: int) -> float:
     """
     c = np.abs(coefficients)
     n, total = len(c), 0.0
-    length = next_fast_len(2 * n, real=True)
+    length = scipy.fft.next_fast_len(2 * n, real=True)
     spectrum = np.fft.rfft(c, length)
     for m in range(k):
         head = c[: n - m * b]

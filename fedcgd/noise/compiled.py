@@ -45,7 +45,8 @@ def _load() -> Kernels:
     fill = function(code, "fill_normals", [floats, c_int64, c_int64, key])
 
     def add_to_grid(total: Any, start: int, keys: Any, weights: Any, dither: Any, width: float) -> None:
-        assert keys.shape == (len(weights), 8)
+        if keys.shape != (len(weights), 8):  # what is behind the array would be read
+            raise ValueError(f"keys must have shape ({len(weights)}, 8), got {keys.shape}")
         add(total, len(total), start, keys, weights, len(weights), dither, width)
 
     def fill_normals(out: Any, start: int, key: Any) -> None:

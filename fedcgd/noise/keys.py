@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 
 from fedcgd.files import check_private, sync_folder
 from fedcgd.noise.nonce import synthetic_nonce
+from fedcgd.records import make_record, record_name
 
 _BYTES = 32
-_WITH_REGISTER = "# made together with a register of its runs, in a file beside it: keep the two together"
+_WITH_RECORD = "# made together with record {}, in a file beside it: keep the two together"
+_NAMED = re.compile(r"^# made together with record ([0-9a-f]{32}),", re.MULTILINE)
+_UNNAMED = "# made together with a register"  # keys of earlier versions do not say which
 
 
 class NoiseKey:
@@ -38,14 +42,14 @@ class NoiseKey:
     NoiseKey(simulation, fingerprint 82a16206cc07a2b1)
     """
 
-    __slots__ = ("_has_register", "_made", "_root", "_runs", "_simulated")
+    __slots__ = ("_made", "_record", "_root", "_runs", "_simulated")
 
     def __init__(self, root: bytes, *, runs: Path | None = None) -> None:
         if len(root) != _BYTES:
             raise ValueError(f"a key has {_BYTES} bytes (256 bits), got {len(root)}; NoiseKey.generate() makes one")
         self._root = bytes(root)
         self._runs = runs
-        self._has_register = False
+        self._record: str | None = None  # the name of the one that it was made with; "" if it does not say which
         self._made: tuple[Path, str] | None = None  # the file that was made for it, and when
         self._simulated = False
 
@@ -73,10 +77,11 @@ class NoiseKey:
             path: the file, which only its owner may read.
             create: whether a key is made there (mode 0600) if there is none.
             runs: the file that remembers the key's runs, its register; by default beside the key, noise.key.runs for noise.key.
-                Keep the two together: a key that was made here with its register begins and continues no run without it.
+                Keep the two together: a key that was made here with its register begins and continues no run without it, nor
+                with another or an emptied one.
 
         Raises:
-            ValueError: if others may read the file, or if it does not hold a key.
+            ValueError: if others may read the file, if it does not hold a key, and if one would be made with an emptied register.
             FileNotFoundError: if there is none, and `create` is False.
         """
         path = Path(path)
@@ -93,7 +98,8 @@ class NoiseKey:
             check_private(path, "key file", os.fstat(file.fileno()).st_mode)
             text = file.read()
         key = NoiseKey(_from_hex(text, f"key file {path}"), runs=runs)
-        key._has_register = _WITH_REGISTER in text
+        named = _NAMED.search(text)
+        key._record = named[1] if named else "" if _UNNAMED in text else None
         key._made = made
         return key
 
@@ -128,14 +134,28 @@ class NoiseKey:
         """The file that remembers which runs the key has begun, or None if nothing does."""
         return self._runs
 
-    def check_register(self) -> None:
-        """Raise ValueError if the key was made with a register of its runs, and that is not there."""
-        if self._has_register and self._runs is not None and not self._runs.exists():
-            raise ValueError(
-                f"{self._runs}, the register of this key's runs, is not there: without it nobody can say whether another copy of "
-                "a run went on, or whether a run is begun again. Put it back from where the key came from. If it is lost, go on "
-                "with the latest ledger of a run after fedcgd ledger adopt, and take a new key for a new run"
-            )
+    @property
+    def record(self) -> str | None:
+        """The name in the first line of the record that the key was made together with; None if it does not say."""
+        return self._record or None
+
+    def record_problem(self, what: str) -> str | None:
+        """What is wrong with the file that remembers what the key was used for, or None: it is lost, emptied or another.
+
+        Args:
+            what: what the file is, in words.
+        """
+        if self._runs is None:
+            return None
+        if not self._runs.exists():
+            return None if self._record is None else f"{self._runs}, {what}, is not there"
+        try:
+            name = record_name(self._runs)
+        except ValueError as error:
+            return f"{self._runs}, {what}, {error}"
+        if self._record and name != self._record:
+            return f"{self._runs} is not {what}: it is that of another key, or was made anew"
+        return None
 
     @property
     def made(self) -> tuple[Path, str] | None:
@@ -252,18 +272,23 @@ def delete_key_file(path: Path) -> None:
 def _create(path: Path, runs: Path) -> bool:
     """Make a key file in one step: whoever looks sees no file or a whole one, and of two makers the first wins, who gets True.
 
-    Its register is made before it, empty: then a key without one is a key whose register was lost, or that was copied alone.
+    The record of what it is used for is made before it, and named in it: then a key whose record was lost, emptied or made anew,
+    or that was copied alone, can be told from one that was never used.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    runs.parent.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(runs, os.O_RDWR | os.O_CREAT, 0o600))
-    if runs.parent.resolve() != path.parent.resolve():
-        sync_folder(runs.parent)
+    make_record(runs)
+    try:
+        name = record_name(runs)  # an earlier key's, perhaps, whose runs it remembers
+    except ValueError as error:
+        raise ValueError(
+            f"{runs}, which remembers what keys were used for, {error}; put it back, or delete it if no key was used with it"
+        ) from error
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(f"{os.urandom(_BYTES).hex()}\n{_WITH_REGISTER}\n")
+            line = f"{_UNNAMED} of its runs" if name is None else _WITH_RECORD.format(name)
+            file.write(f"{os.urandom(_BYTES).hex()}\n{line}\n")
             file.flush()
             os.fsync(file.fileno())
         try:

@@ -18,7 +18,6 @@ the noise. It is fresh under every nonce and never cancelled.
 """
 
 import math
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,8 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcgd.blas import usable_cores
 from fedcgd.noise.box_muller import LARGEST
-from fedcgd.noise.compiled import kernels_for
+from fedcgd.noise.compiled import kernels
 from fedcgd.noise.correlated import Keyed, Term, add_rounded, check_stddev, keyed
 from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words, tiles, words_of
 from fedcgd.numeric import as_positive
@@ -164,10 +164,10 @@ def add_noise(
     made, dither = keyed_noise(stream, terms, stddev, lattice)
     width = dither_width(stddev, lattice)
     if threads is None:
-        threads = min(_cores(), _MOST_THREADS, 1 + len(flat) // _A_THREADS_WORK)
+        threads = min(usable_cores(), _MOST_THREADS, 1 + len(flat) // _A_THREADS_WORK)
     elif threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    fast = kernels_for(len(flat))
+    fast = kernels()
 
     def add(low: int, high: int) -> None:
         part = flat[low - start : high - start]
@@ -290,10 +290,6 @@ def dither_width(stddev: float, lattice: Lattice) -> float:
         lattice: what it is added on.
     """
     return DITHER * 2.0**-31 * (stddev / lattice.step)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _flat(total: Integers) -> Integers:

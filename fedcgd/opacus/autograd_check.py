@@ -1,14 +1,13 @@
-"""Whether the gradients of examples add up to autograd's own: whoever makes them may not know how a layer is used."""
+"""Whether the gradients of examples are autograd's own: whoever makes them may not know how a layer is used."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedcgd.opacus.deferred import Finding
-from fedcgd.opacus.gradient_forms import PerSampleGradients
+from fedcgd.opacus.clipped_sum import PerSampleGradients, passes_of
 
 _ROUNDING = 0.01, 0.001  # relative to the gradients for this parameter, and for all
 _ROUNDING_OF_HALVES = 0.1, 0.05
@@ -17,110 +16,102 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class AutogradCheck:
-    """Compares the gradients of examples with autograd's: for all parameters at first, and then for one in each step, in turn.
-
-    So what begins later (a penalty on weights in the loss, which no example has) is refused too, when its turn comes.
-    """
+    """Compares the sums of the examples' gradients with autograd's, in the first step in which there is something to compare."""
 
     def __init__(self, module: nn.Module, parameters: Sequence[nn.Parameter], mean: bool) -> None:
         """`mean`: the loss of a backward pass is the mean of its rows'."""
         self._module, self._parameters, self._mean = module, parameters, mean
         self._gradients: dict[Any, list[Tensor]] = {}
         """Autograd's own, of each backward pass since the last step."""
-        self._turn: int | None = None
-        """Whose gradients are compared in this step; None is all, until some were."""
-        self._findings: list[Finding] = []
+        self.done = False
 
     def keep(self, parameter: Any, gradient: Tensor) -> None:
         """Note the `gradient` that a backward pass has made for `parameter`."""
-        if self._turn is None or parameter is self._parameters[self._turn]:
-            self._gradients.setdefault(parameter, []).append(gradient.detach().clone())
+        self._gradients.setdefault(parameter, []).append(gradient.detach().clone())
 
     def forget(self) -> None:
         """Gradients that were noted are of no use any more."""
         self._gradients = {}
 
-    def begin(self) -> None:
-        """A round begins: what was found in another is of no use any more."""
-        self.forget()
-        self._findings = []
-
-    def take_findings(self) -> list[Finding]:
-        """What `compare` found since this was called last, or the round began."""
-        findings, self._findings = self._findings, []
-        return findings
-
     def compare(self, passes: Sequence[Sequence[PerSampleGradients]], scale: Tensor) -> None:
-        """Find out whether the gradients of examples, of each backward pass, add up to those that were noted.
+        """Raise RuntimeError unless the gradients of examples, of each backward pass, add up to those that were noted.
 
         `scale` is the mean norm of the examples' gradients: a parameter that has none to speak of may have some of its rounding.
         """
-        turn = range(len(self._parameters)) if self._turn is None else [self._turn]
-        noted = [self._gradients.get(self._parameters[i], []) for i in turn]
+        noted = [self._gradients.get(p, []) for p in self._parameters]
         self._gradients = {}
         count = len(passes[0])
         # There are none with expanded weights, and earlier ones too where a pass was for something else.
         if not count or any(len(own) != len(noted[0]) for own in noted) or len(noted[0]) < count:
             return
-        parameters = [self._parameters[i] for i in turn]
-        own = [gradients[-count:] for gradients in noted]
-        self._findings.append(self._finding(parameters, [passes[i] for i in turn], own, scale))
-        if self._turn is not None:
-            self._turn = (self._turn + 1) % len(self._parameters)
-
-    def _finding(
-        self,
-        parameters: Sequence[nn.Parameter],
-        passes: Sequence[Sequence[PerSampleGradients]],
-        whole: Sequence[Sequence[Tensor]],
-        scale: Tensor,
-    ) -> Finding:
-        """For each parameter how far the rows of all its `passes` are from summing to what autograd found, `whole`."""
         off, sizes, halves = [], [], False
-        for parameter, rows, gradients in zip(parameters, passes, whole, strict=True):
-            total = torch.zeros(parameter.numel(), dtype=torch.float64, device=parameter.device)
-            size = total.new_zeros(())
+        for rows, gradients in zip(passes, noted, strict=True):
+            total = -torch.stack([gradient.to_dense().reshape(-1).double() for gradient in gradients[-count:]]).sum(0)
+            size = 0.0
             for row in rows:
                 if row.examples:
                     share = total.new_full((row.examples,), 1 / row.examples if self._mean else 1.0)
                     row.add_to(total, share, None)
-                    size = size + share.dot(row.norms(False).norm(dim=1))
-                    halves |= getattr(row, "values", getattr(row, "b", total)).dtype in _HALVES
-            for gradient in gradients:
-                total -= gradient.to_dense().reshape(-1)
-            off.append(total.norm())
+                    size += float(share.dot(row.norms(False).norm(dim=1)))
+                    halves |= _dtype_of(row, total) in _HALVES
+            off.append(float(total.norm()))
             sizes.append(size)
-
-        def judge(numbers: list[float]) -> None:
-            count = len(parameters)
-            odd = _odd(
-                numbers[:count], numbers[count : 2 * count], numbers[-1], _ROUNDING_OF_HALVES if halves else _ROUNDING
-            )
-            if odd:
-                self._refuse([parameters[i] for i in odd])
-            if odd is not None and self._turn is None:
-                self._turn = 0
-
-        return Finding(torch.stack([*off, *sizes, scale]), judge)
-
-    def _refuse(self, odd: Sequence[nn.Parameter]) -> None:
-        names = [name for name, p in self._module.named_parameters() if any(p is one for one in odd)]
-        raise RuntimeError(
-            f"the gradients of the examples do not add up to the gradient of {names[0]!r} and {len(names) - 1} other "
-            "parameters: they are used in a way that the layer's gradients do not cover, as a weight that another layer or a "
-            "penalty in the loss takes by itself (weight_decay of the optimizer is private), tensors that a layer is given "
-            "by keyword, or a hook that changes the gradient. Call the layer for all that it does, or make it one module "
-            "with a forward pass of one tensor, with grad_sample_mode='functorch'"
-        )
+        odd = beyond_rounding(off, sizes, halves, float(scale))
+        if odd is not None:
+            names = {p: name for name, p in self._module.named_parameters()}
+            refuse_odd(names[self._parameters[i]] for i in odd)
+            self.done = True
 
 
-def _odd(off: Sequence[float], sizes: Sequence[float], scale: float, rounding: tuple[float, float]) -> list[int] | None:
+def unlike_alone(
+    parameters: Mapping[str, nn.Parameter], alone: Mapping[int, Mapping[str, Tensor]], rows: int
+) -> list[str]:
+    """Which of `parameters` have in `grad_sample`, of `rows` rows, others than `alone`, example → its gradients by autograd."""
+    made = [passes_of(p) for p in parameters.values()]
+    if any(one.examples != rows for passes in made for one in passes):
+        return []  # which the step refuses
+    for i, gradients in alone.items():
+        off, sizes, halves = [], [], False
+        for (name, p), passes in zip(parameters.items(), made, strict=True):
+            row, size = torch.zeros(p.numel(), dtype=torch.float64, device=p.device), 0.0
+            for one in passes:
+                one.add_to(row, torch.eye(rows, dtype=torch.float64, device=p.device)[i], None)
+                size += float(one.norms(False)[i].norm())
+            expected = gradients[name].reshape(-1).double() if name in gradients else torch.zeros_like(row)
+            halves |= p.dtype in _HALVES or any(_dtype_of(one, row) in _HALVES for one in passes)
+            off.append(float((row - expected).norm()))
+            sizes.append(max(size, float(expected.norm())))
+        if odd := beyond_rounding(off, sizes, halves):
+            return [list(parameters)[j] for j in odd]
+    return []
+
+
+def _dtype_of(rows: Any, otherwise: Tensor) -> torch.dtype:
+    """In which type gradients of examples, or their factors, were made."""
+    dtype: torch.dtype = getattr(rows, "values", getattr(rows, "b", otherwise)).dtype
+    return dtype
+
+
+def beyond_rounding(off: Sequence[float], sizes: Sequence[float], halves: bool, scale: float = 0.0) -> list[int] | None:
     """Which of the errors `off` are more than rounding allows, relative to the gradients of all parameters and to `scale`.
 
-    None if nothing can be compared, because a gradient is not finite, or all are zero.
+    `halves`: they were made in 16 bits. None if nothing can be compared, because a gradient is not finite, or all are zero.
     """
     if not _SMALLEST < sum(off) + sum(sizes) < math.inf:
         return None
-    own, all_of_them = rounding
+    own, all_of_them = _ROUNDING_OF_HALVES if halves else _ROUNDING
     least = all_of_them * max(math.hypot(*sizes), scale) + _SMALLEST
     return [i for i, (error, size) in enumerate(zip(off, sizes, strict=True)) if error > own * size + least]
+
+
+def refuse_odd(names: Iterable[str]) -> None:
+    """Raise RuntimeError if there are `names`, of parameters whose gradients of examples are not autograd's."""
+    if odd := list(names):
+        raise RuntimeError(
+            f"the gradients of the examples are not those that autograd finds, for {odd[0]!r} and {len(odd) - 1} other "
+            "parameters: they are used in a way that the layer's gradients do not cover, as a weight that another layer or a "
+            "penalty in the loss takes by itself (weight_decay of the optimizer is private), tensors that a layer is given "
+            "by keyword, or a hook that changes the gradient; or a sampler of your own (register_grad_sampler) does not return "
+            "example i's gradient as row i. Call the layer for all that it does, or make it one module with a forward pass of "
+            "one tensor, with grad_sample_mode='functorch'"
+        )

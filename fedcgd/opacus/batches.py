@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from opacus.data_loader import CollateFnWithEmpty
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from fedcgd.opacus.probing import same_random_numbers
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import bin_of, place, rounds_of
@@ -32,7 +31,7 @@ class RoundBatches(BatchSampler):
     - random-allocation: each example in one random batch of each epoch, drawn anew.
     - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
 
-    All draws are pure functions of the secret that `key()` returns; it may change when a checkpoint is loaded.
+    All draws are pure functions of the secret that `key(run)` returns; the run may change when a checkpoint is loaded.
 
     A `torch.utils.data.BatchSampler` by its `batch_size`, the expected one, from which `BatchMemoryManager` finds how many
     physical batches there are.
@@ -43,7 +42,7 @@ class RoundBatches(BatchSampler):
         participation: Participation,
         examples: int,
         steps: int,
-        key: Callable[[], bytes],
+        key: Callable[[str], bytes],
         tracker: ReleaseTracker,
         parts: int = 1,
         fixed_split: list[Indices] | None = None,
@@ -57,7 +56,7 @@ class RoundBatches(BatchSampler):
             participation: its sampling is one of those above.
             examples: how many there are.
             steps: rounds of an epoch.
-            key: the secret that decides the batches.
+            key: by a run's name the secret that decides its batches.
             tracker: issues them.
             parts: how many batches the loaders give for a round, all together.
             fixed_split: with the sampling "none", the examples of each round of an epoch; by default drawn by the key.
@@ -70,8 +69,8 @@ class RoundBatches(BatchSampler):
         self._participation = participation
         self._examples = examples
         self._steps = steps
-        self._key = key
         self.tracker = tracker
+        self._key = key
         self.parts = parts // ranks
         self._ranks, self._rank = ranks, rank
         self._groups: tuple[bytes, list[Indices]] | None = None
@@ -110,7 +109,7 @@ class RoundBatches(BatchSampler):
 
     def groups(self) -> list[Indices]:
         """The examples of each bin, of each part of the fixed split, or of each round."""
-        key = self._key()
+        key = self._key(self.tracker.run)
         if self._groups is None or self._groups[0] != key:
             self._groups = key, self._split()
         return self._groups[1]
@@ -118,7 +117,7 @@ class RoundBatches(BatchSampler):
     def _split(self) -> list[Indices]:
         if self._fixed_split is not None:
             return self._fixed_split
-        key, examples, bins = self._key(), range(self._examples), self._participation.min_separation
+        key, examples, bins = self._key(self.tracker.run), range(self._examples), self._participation.min_separation
         match self._participation.sampling:
             case "balls-in-bins":
                 own = np.array([bin_of(str(i), bins, key) for i in examples])
@@ -135,12 +134,12 @@ class RoundBatches(BatchSampler):
                 return self._equal_parts(bins)
 
     def _equal_parts(self, count: int) -> list[Indices]:
-        key = self._key()
+        key = self._key(self.tracker.run)
         order = np.argsort(np.array([place(str(i), key) for i in range(self._examples)], np.uint64), kind="stable")
         return [np.sort(part) for part in np.array_split(order, count)]
 
     def _uniform(self, purpose: str, count: int) -> NDArray[np.uint64]:
-        stream = hashlib.shake_256(self._key() + b"fedcgd batches " + purpose.encode())
+        stream = hashlib.shake_256(self._key(self.tracker.run) + b"fedcgd batches " + purpose.encode())
         return np.frombuffer(stream.digest(8 * count), dtype="<u8")
 
 
@@ -170,19 +169,29 @@ class RoundLoader(DataLoader[Any]):
             yield batch
 
 
-class BatchCollation(CollateFnWithEmpty):  # type: ignore[misc]
-    """Opacus', with empty targets too in an empty batch whose examples are the second dimension of the inputs.
+class BatchCollation:
+    """A `collate_fn` for batches that may be empty, and whose examples may come in several copies.
 
-    `latest` is the batch that was made last, in this process, until somebody has looked at it.
+    An empty batch is the first example of the data set, collated and cut to nothing, whatever that is made of. `latest` is the
+    batch that was made last, in this process, until somebody has looked at it.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, collate_fn: Callable[[list[Any]], Any], dataset: Any, batch_first: bool, copies: int) -> None:
+        self.wrapped_collator_fn = collate_fn
         self.latest: Any = None
+        self._dataset, self._batch_first, self._copies = dataset, batch_first, copies
         self._wanted = True
 
-    def __call__(self, batch: list[Any]) -> Any:
-        made = super().__call__(batch)
+    def __call__(self, examples: list[Any]) -> Any:
+        if examples:
+            rows = examples if self._copies == 1 else [row for copies in examples for row in copies]
+            made = self.wrapped_collator_fn(rows)
+        else:
+            with same_random_numbers(()):
+                one = [self._dataset[0]] if self._copies == 1 else self._dataset[0][:1]
+                made = self.wrapped_collator_fn(one)
+            whole = isinstance(made, list) and len(made) == 1 and made[0] is one[0]  # a list of examples
+            made = [] if whole else cut_to_nothing(made, self._batch_first)
         self.note(made)
         return made
 
@@ -196,26 +205,70 @@ class BatchCollation(CollateFnWithEmpty):  # type: ignore[misc]
         self._wanted, batch, self.latest = False, self.latest, None
         return batch
 
-    def _make_empty_batch(self, sample: Any) -> Any:
-        if isinstance(sample, Tensor) and sample.dim() == 1:
-            return torch.empty_like(sample[:0])
-        return super()._make_empty_batch(sample)
+
+def cut_to_nothing(batch: Any, batch_first: bool = True) -> Any:
+    """`batch`, of one example, without it: tensors of no rows, lists and tuples of none of its values, by the same names.
+
+    What is of another kind stays: its row would be one that no round has, and the step refuses it.
+    """
+    match batch:
+        case Tensor():
+            dim = 0 if batch_first or batch.dim() < 2 else 1
+            return batch.narrow(dim, 0, 0) if batch.dim() else batch
+        case np.ndarray():
+            return batch[:0] if batch.ndim else batch
+        case Mapping():
+            parts = {name: cut_to_nothing(part, batch_first) for name, part in batch.items()}
+            try:
+                return type(batch)(parts)  # type: ignore[call-arg]
+            except TypeError:
+                return parts
+        case list() | tuple():
+            if not any(isinstance(part, Tensor | Mapping | list | tuple) for part in batch):
+                return type(batch)() if type(batch) in (list, tuple) else batch
+            made = [cut_to_nothing(part, batch_first) for part in batch]
+            return type(batch)(*made) if hasattr(batch, "_fields") else type(batch)(made)
+    return batch
 
 
-def loader_over(data_loader: DataLoader[Any], batches: RoundBatches, batch_first: bool) -> RoundLoader:
-    """The data set of `data_loader` in `batches`, with its other settings."""
-    first = data_loader.dataset[0]
-    parts = list(first.values()) if isinstance(first, Mapping) else list(first)
-    collate = data_loader.collate_fn
+class CopiedExamples(Dataset[list[Any]]):
+    """Each example of `dataset` in `copies` copies that follow one another, whose gradients are averaged.
+
+    An example that is a list of so many tuples or mappings has its copies itself. Any other is read so often, so that what the
+    data set does to it at random makes other copies of it.
+    """
+
+    def __init__(self, dataset: Any, copies: int) -> None:
+        self.dataset, self.copies = dataset, copies
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> list[Any]:
+        example = self.dataset[index]
+        if isinstance(example, list) and all(isinstance(part, tuple | Mapping) for part in example):
+            if len(example) != self.copies:
+                raise ValueError(
+                    f"augmentation_multiplicity is {self.copies}, and an example is a list of {len(example)} copies: "
+                    "make it a list of as many, or one example, which is read so often"
+                )
+            return example
+        return [example, *(self.dataset[index] for _ in range(self.copies - 1))]
+
+
+def loader_over(data_loader: DataLoader[Any], batches: RoundBatches, batch_first: bool, copies: int) -> RoundLoader:
+    """The data set of `data_loader` in `batches`, with its other settings; each example in so many copies."""
+    collate, dataset = data_loader.collate_fn, data_loader.dataset
+    if isinstance(dataset, CopiedExamples):
+        dataset = dataset.dataset
+    if copies > 1:
+        dataset = CopiedExamples(dataset, copies)
+    if isinstance(collate, BatchCollation):
+        collate = collate.wrapped_collator_fn
     return RoundLoader(
-        data_loader.dataset,
+        dataset,
         batch_sampler=batches,
-        collate_fn=BatchCollation(
-            collate.wrapped_collator_fn if isinstance(collate, BatchCollation) else collate,
-            batch_first=batch_first,
-            sample_empty_shapes=[(0, *getattr(part, "shape", ())) for part in parts],
-            dtypes=[getattr(part, "dtype", torch.long) for part in parts],
-        ),
+        collate_fn=BatchCollation(collate, dataset, batch_first, copies),
         num_workers=data_loader.num_workers,
         pin_memory=data_loader.pin_memory,
         worker_init_fn=data_loader.worker_init_fn,

@@ -1,25 +1,26 @@
 """Whether a `collate_fn` keeps examples apart: by padding to the longest of a batch, or mixing, one example acts on all rows."""
 
-import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import default_collate
 
 from fedcgd.opacus.module_memory import ModuleMemory
-from fedcgd.opacus.probing import CrossExampleLeakError, bytes_of, same_random_numbers, tensors_of
+from fedcgd.opacus.probing import CrossExampleLeakError, bytes_of, evaluating, same_random_numbers, seed_all, tensors_of
 
 PROBED = 64
 """How many examples are looked at."""
 _ROWS = 8
 _SEEDS = (1, 2, 3)
 _ROUNDING, _ROUNDING_OF_HALVES = 1e-3, 0.05
+_COLUMNS = 4096
+_MOST_ROWS = 512
+_ROUNDING_OF_ROWS = 1e-5  # of the norm of a row in float32
+_SMALLEST = 1e-3  # a part of another row
 
 Collate = Callable[[list[Any]], Any]
 
@@ -60,9 +61,7 @@ def _size(collate_fn: Collate, example: Any) -> int:
 
 def _collated(collate_fn: Collate, examples: list[Any], seed: int) -> Any:
     with same_random_numbers(()):
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
+        seed_all(seed)
         batch = collate_fn(examples)
     return dict(batch) if isinstance(batch, Mapping) else batch
 
@@ -94,7 +93,7 @@ def _outputs_same(call: Callable[[Any], Any], short: Any, long: Any, module: nn.
     """Whether the model gives the other examples the same outputs, as far as there are such in both."""
     memory, outputs = ModuleMemory(module), []
     try:
-        with _evaluating(module), torch.no_grad():
+        with evaluating(module), torch.no_grad():
             for batch in (short, long):
                 outputs.append([t.clone() for t in tensors_of(call(batch)) if t.dim() > 0])
                 memory.restore()
@@ -127,17 +126,6 @@ def _alike_but_one(one: Tensor, other: Tensor) -> bool:
     return False
 
 
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes = [(layer, layer.training) for layer in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
-
-
 def as_called(given: Any, batch: Any) -> Callable[[Any], Any] | None:
     """(another batch → the arguments that the program would call the model with), from those for `batch`; None if not known.
 
@@ -159,3 +147,38 @@ def as_called(given: Any, batch: Any) -> Callable[[Any], Any] | None:
         return tree_unflatten(changed, spec)
 
     return arguments
+
+
+def rows_are_mixed(given: Any, delivered: Any) -> bool:
+    """Whether more than half of the rows of an input in `given` are of two rows of `delivered`, the loader's batch, each (mixup).
+
+    The rows that the loader has given tell which rows a mixture is of, if they are linearly independent. What makes a row of one
+    example (noise, normalisation, crops, another device) leaves their span, or is a multiple of that row.
+
+    False too where that cannot be told: for rows in half precision, more than 512, or as many as half the numbers in one; where
+    three are mixed, or parts cut out; and where something else was done to the rows after that.
+    """
+    return any(
+        made.dtype in (torch.float32, torch.float64) and made.shape == rows.shape and _mixed(made, rows)
+        for made in tensors_of(given)
+        for rows in tensors_of(delivered)
+        if rows.dim() > 1 and 2 <= len(rows) <= _MOST_ROWS
+    )
+
+
+def _mixed(made: Tensor, rows: Tensor) -> bool:
+    flat, own = (t.detach().cpu().double().flatten(1) for t in (made, rows))
+    step = -(-own.shape[1] // _COLUMNS)
+    flat, own = flat[:, ::step], own[:, ::step]
+    if own.shape[1] < 2 * len(own) or torch.equal(flat, own):
+        return False
+    lengths = own.norm(dim=1, keepdim=True)
+    units = own / lengths
+    factor, failed = torch.linalg.cholesky_ex(units @ units.T)
+    if failed or not bool((factor.diagonal() > 10 * _ROUNDING_OF_ROWS).all()):  # some rows are combinations of others
+        return False
+    shares = torch.cholesky_solve(units @ flat.T, factor).T
+    inside = (flat - shares @ units).norm(dim=1) <= _ROUNDING_OF_ROWS * flat.norm(dim=1)
+    parts = (shares / lengths.T).abs() > _SMALLEST
+    few = bool((parts.sum(0) <= 2).all()) and bool((parts.sum(1) <= 2).all())
+    return bool(inside.all()) and few and 2 * int((parts.sum(1) == 2).sum()) > len(parts)

@@ -1,6 +1,5 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
-import hashlib
 import pickle
 import secrets
 import warnings
@@ -20,12 +19,11 @@ from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus.attachments import attach, detach_earlier_runs
-from fedcgd.opacus.example_rows import LABELS_VARY, ExampleRows
+from fedcgd.opacus.earlier_runs import RunExamples, attach, detach_earlier_runs
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss, GhostModule
+from fedcgd.opacus.module_memory import FirstBuffers
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
-from fedcgd.opacus.other_runs import RunExamples
 from fedcgd.opacus.plan_arguments import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.private_run import GradientSettings, PrivateRun
 from fedcgd.opacus.ranks import Ranks, ranks_of
@@ -43,6 +41,8 @@ from fedcgd.opacus.validation import (
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseMode
+
+_LARGE_NORM = 1e4
 
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
@@ -189,9 +189,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             rand_on_empty: False.
             accumulation_steps: in how many batches of the loader a round's batch comes; it is released once, after the last. Of
                 several processes each has an equal number of them; 1 is one for each process.
-            augmentation_multiplicity: how many rows that follow one another are copies of one example: their gradients are
-                averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image
-                Classification through Scale", 2022, arXiv:2204.13650).
+            augmentation_multiplicity: in how many copies the loader gives each example, rows that follow one another, labels
+                too: it reads the example so often from the data set, whose transformations make them differ, or the example is
+                a list of so many tuples or mappings. Their gradients are averaged before they are clipped (De et al.,
+                "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022, arXiv:2204.13650).
             assume_independent: why examples are independent where a check says that they are not; recorded with the run, whose
                 checks then warn.
 
@@ -232,7 +233,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, hooks=wrapped,
             active=run.shards is None,
         )  # fmt: skip
-        attach(inner, [*private.handles, *looks.watch(called)], tracker)
+        attach(inner, [*private.handles, *looks.watch(called), *FirstBuffers(inner).watch(called)], tracker)
         self._key, self._tracker = run.key, tracker
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
@@ -394,9 +395,11 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError(
                 f"{path} holds no checkpoint, or more than tensors and plain values; save_checkpoint makes one"
             ) from error
+        state = checkpoint.pop("optimizer_state_dict", {})
+        if optimizer is not None and state:
+            _check_kind(state, optimizer)
         self._tracker.load_state_dict(run)
         module.load_state_dict(model, **(module_load_dict_kwargs or {}))
-        state = checkpoint.pop("optimizer_state_dict", {})
         if optimizer is not None and state:
             optimizer.load_state_dict(state)
         elif (optimizer is not None) != bool(state):
@@ -434,8 +437,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         size = sum(p.numel() for p in inner.parameters() if p.requires_grad)
         shards = _shards_of(inner, optimizer, ranks, gradients.mode, assume_independent)
         pieces = None if shards is None else shards.pieces
-        secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
-        run = PrivateRun(
+        return PrivateRun(
             module=inner,
             plan=plan,
             key=key,
@@ -444,14 +446,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             steps=steps,
             accumulation_steps=accumulation_steps,
             noise=RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks, pieces=pieces),
-            rows=ExampleRows(data_loader.dataset, secret),
-            secret=secret,
             ranks=ranks,
             shards=shards,
         )
-        if run.rows.labels_vary:
-            warnings.warn(LABELS_VARY, stacklevel=3)
-        return run
 
     def _validate(
         self, inner: nn.Module, optimizer: optim.Optimizer, plan: Plan, examples: int, steps: int, mode: str
@@ -462,6 +459,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         check_module(inner, optimizer, mode)
         if plan.noiseless:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=4)
+        elif plan.clip_norm > _LARGE_NORM:
+            warnings.warn(
+                f"max_grad_norm is {plan.clip_norm:g}, and noise follows it: gradients of examples are seldom longer than 100, "
+                "so that little of them would be left. For a comparison without clipping and noise take noise_multiplier=0",
+                stacklevel=4,
+            )
         if large := large_delta(plan.delta, examples, "examples", exposed=1.0):
             warnings.warn(large, stacklevel=4)
         try:
@@ -482,16 +485,13 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             run.ranks.agree(facts)
             name = run.ranks.from_first(lambda: name)
         named = "" if run.key.simulated else f"{name:032x}"
-        shared = (
-            RunExamples(data_loader.dataset, run.rows) if named else None
-        )  # what a simulation releases is no secret
+        shared = RunExamples(data_loader.dataset) if named else None  # what a simulation releases is no secret
         tracker = ReleaseTracker(
             run.plan,
             named,
             1 / run.steps,
             run.key.fingerprint,
             assume_independent,
-            run.rows,
             self._record is not None,
             shared,
         )
@@ -530,6 +530,21 @@ def _shards_of(
             "fedcgd.opacus.check_independence, in one process, before fully_shard, and say so in assume_independent="
         )
     return Shards(module, [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad], ranks)
+
+
+def _check_kind(state: dict[str, Any], optimizer: optim.Optimizer) -> None:
+    """Raise ValueError if `state` is of another kind of optimizer, or of other groups of parameters."""
+    saved, here = (
+        [(set(group) - {"params"}, len(group["params"])) for group in one["param_groups"]]
+        for one in (state, optimizer.state_dict())
+    )
+    if saved != here:
+        names = sorted({name for one, other in zip(saved, here, strict=False) for name in one[0] ^ other[0]})
+        raise ValueError(
+            "the checkpoint's optimizer is of another kind, or has other groups of parameters"
+            + (f" (one of them has {', '.join(names)}, the other not)" if names else "")
+            + ": make the same one again, or leave optimizer out to begin with a new state"
+        )
 
 
 def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_independent: str | None) -> None:

@@ -1,17 +1,18 @@
 """The looks at the batches of a run: the first one and later ones, before they are trained on."""
 
 import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from opacus.layers import DPMultiheadAttention
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
 
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.collation import PROBED, as_called, check_collation
+from fedcgd.opacus.collation import PROBED, as_called, check_collation, rows_are_mixed
 from fedcgd.opacus.independence import RECURRENT, BatchLook
-from fedcgd.opacus.mixed_rows import rows_are_mixed
-from fedcgd.opacus.outside_parameters import refuse_outside_parameters
 from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.release_tracker import ReleaseTracker
 
@@ -41,19 +42,23 @@ class FirstBatches:
         """
         self._module, self._tracker, self._loader = module, tracker, loader
         self._dim, self._copies, self._hooks = batch_dim, copies, hooks
-        self._batches, self._next, self._looking = 0, 1, False
+        self._batches, self._next = 0, 1
         self._collation_seen = False
         self._active = active
 
     def watch(self, called: nn.Module) -> list[Any]:
         """Look when `called` (the module, or a wrapper around it) is called, until the handles are removed."""
         return [
-            called.register_forward_pre_hook(refuse_outside_parameters, with_kwargs=True),
             called.register_forward_pre_hook(self._before, with_kwargs=True),
             *(
                 layer.register_forward_pre_hook(_refuse_reordered)
                 for layer in self._module.modules()
                 if isinstance(layer, RECURRENT)
+            ),
+            *(
+                layer.register_forward_pre_hook(_refuse_no_rows, with_kwargs=True)
+                for layer in self._module.modules()
+                if isinstance(layer, DPMultiheadAttention)
             ),
             *(
                 layer.register_forward_pre_hook(_refuse_batch_statistics)
@@ -63,28 +68,29 @@ class FirstBatches:
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_active": False}  # a copy of the model is no loader's
+        return {"_active": False, "_tracker": None}  # a copy of the model is no loader's
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all looks are compiled, for many times the time of the steps
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._active or self._looking or not _trains(self._module):
+        if self._tracker is None or not torch.is_grad_enabled() or not self._tracker.issued():
             return
-        if not getattr(self._hooks, "hooks_enabled", True):
+        _refuse_outside_parameters((args, kwargs))
+        if not self._module.training or not self._active or BatchLook.under_way:
             return
-        self._looking = True
+        self._batches += 1
         try:
-            self._look((args, kwargs))
+            if kwargs:
+                _refuse_count_of_batch(kwargs)
+            if self._batches >= self._next and _trains(self._module) and getattr(self._hooks, "hooks_enabled", True):
+                self._look((args, kwargs))
         except CrossExampleLeakError as found:
             if self._tracker.assumed_independent is None:
                 raise CrossExampleLeakError(
                     f"{found}. If this is no leak, say why in make_private(assume_independent=…), which is recorded with the run"
                 ) from found
             warnings.warn(f"assumed to be no leak ({self._tracker.assumed_independent}): {found}", stacklevel=2)
-        finally:
-            self._looking = False
 
     def _look(self, given: Any) -> None:
-        _refuse_count_of_batch(given[1])
         if not self._collation_seen:
             self._collation_seen = True
             self._look_at_collation(given)
@@ -93,14 +99,14 @@ class FirstBatches:
         out = self._tracker.issued() * self._copies  # the first tensor may be no batch
         rows = out if out in sizes else max(sizes[:1], default=0)
         if rows < 1:
-            return
-        self._batches += 1
-        if self._batches < self._next:
+            self._batches -= 1
             return
         look = BatchLook(self._module, self._call, given, rows, self._dim, self._copies, self._hooks)
         if rows > self._copies and not look.tells_forward and self._next > 1:
             return
         look.check()
+        if self._tracker.listener is not None:
+            self._tracker.listener.on_look()
         if rows == self._copies or look.tells_forward:
             self._next *= _AGAIN
 
@@ -121,6 +127,7 @@ class FirstBatches:
         dataset: Any = self._loader.dataset
         with same_random_numbers(()):
             examples = [dataset[i] for i in range(0, len(dataset), -(-len(dataset) // PROBED))]
+        examples = [rows[0] for rows in examples] if self._copies > 1 else examples
         call = None if arguments is None else lambda other: self._call(arguments(other))
         if hasattr(self._hooks, "disable_hooks"):
             self._hooks.disable_hooks()
@@ -129,6 +136,40 @@ class FirstBatches:
         finally:
             if hasattr(self._hooks, "disable_hooks"):
                 self._hooks.enable_hooks()
+
+
+def _refuse_outside_parameters(given: Any) -> None:
+    """Raise RuntimeError if what the model is given for a round's batch leads back to parameters of others.
+
+    A backward pass would leave there the sum of the examples' gradients, unclipped and without noise. What is no `nn.Parameter`
+    (an input that is attacked) may need gradients, and so may parameters that are private, of this model or of another one.
+    Between a step and the next batch a generator may be trained through the model: it has no example in hand.
+    """
+    needing = [t for t in tree_leaves(given) if isinstance(t, Tensor) and t.requires_grad]
+    for leaf in _leaves(needing) if needing else ():
+        if isinstance(leaf, nn.Parameter) and not hasattr(leaf, "grad_sample"):
+            raise RuntimeError(
+                f"the input of the private module is made with a parameter outside of it, of shape {tuple(leaf.shape)}, and it "
+                "needs gradients: these would be plain sums over the batch, not clipped and without noise. Put all that is "
+                "trained into one module, and give that to make_private; or freeze what stands before it "
+                "(requires_grad_(False)), or call it under torch.no_grad(). The generator of a GAN is trained after the step of "
+                "the private discriminator, before the next batch is taken; until then give the discriminator fake.detach()"
+            )
+
+
+def _leaves(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors without history that `tensors` were made with, as autograd has it."""
+    yield from (t for t in tensors if t.grad_fn is None)
+    left = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(left)
+    while left:
+        node = left.pop()
+        if hasattr(node, "variable"):  # of AccumulateGrad
+            yield node.variable
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                left.append(before)
 
 
 def _trains(module: nn.Module) -> bool:
@@ -153,6 +194,14 @@ def _refuse_reordered(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
             f"{type(layer).__name__} was given sequences packed in another order than the batch's (enforce_sorted=False): its "
             "gradients would be clipped with those of other examples in other layers. Sort the batch by length, longest first, "
             "before the model (in collate_fn, with the targets), and pack with enforce_sorted=True; or leave it padded"
+        )
+
+
+def _refuse_no_rows(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if any(t.numel() == 0 for t in tensors_of((args, kwargs))):
+        raise RuntimeError(
+            f"{type(layer).__name__} cannot take a batch of no rows: call optimizer.step() alone where the loader gives one, "
+            "which Poisson sampling does at times"
         )
 
 

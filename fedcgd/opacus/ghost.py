@@ -17,14 +17,13 @@ import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
 from opacus.grad_sample.conv import compute_conv_grad_sample
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from opacus.grad_sample.gsm_base import OPACUS_PARAM_MONKEYPATCH_ATTRS
 from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
-from opacus.utils.module_utils import trainable_parameters
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from fedcgd.clipping.layerwise import convolution_gradients
-from fedcgd.opacus.attachments import remove_sample_hooks
-from fedcgd.opacus.gradient_forms import DenseGradients, FactoredGradients, PerSampleGradients, SparseGradients
-from fedcgd.opacus.shards import layer_type
+from fedcgd.opacus.clipped_sum import DenseGradients, FactoredGradients, PerSampleGradients, SparseGradients
 
 
 def convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
@@ -55,6 +54,17 @@ def _grouping_pays(layer: nn.Conv2d, inputs: Tensor, backprops: Tensor) -> bool:
     )
 
 
+def embedding_bag(layer: nn.EmbeddingBag, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+    """What Opacus' sampler returns, for bags that are given by offsets. Raises RuntimeError for others, on which it fails."""
+    if len(activations) < 2:
+        raise RuntimeError(
+            "an EmbeddingBag has gradients of examples only where its bags are given by offsets: take nn.Embedding, and the mean "
+            "or sum of what it returns (embedding(tokens).mean(1))"
+        )
+    found: dict[nn.Parameter, Tensor] = GradSampleModule.GRAD_SAMPLERS[nn.EmbeddingBag](layer, activations, backprops)
+    return found
+
+
 class _Samplers(ChainMap[Any, Any]):
     """By the class of a layer what makes its gradients, and leaves them where Opacus would put a copy of them."""
 
@@ -67,12 +77,17 @@ def _leave_rows(
 ) -> dict[nn.Parameter, Tensor]:
     """What `sampler` returns, or nothing, if it is in place: Opacus adds what is returned to zeros, for layers used again."""
     found = sampler(layer, activations, backprops)
-    if not _used_once(layer) or any(len(rows) != layer.max_batch_len for rows in found.values()):
+    if not _used_once(layer) or {layer.max_batch_len} != {*map(len, found.values())}:
         return found
     for parameter, rows in found.items():
         if parameter.requires_grad:
             parameter._current_grad_sample = rows.contiguous()  # type: ignore[attr-defined]
     return {}
+
+
+def layer_type(layer: nn.Module) -> type[nn.Module]:
+    """The class of `layer`, which `fully_shard` may have replaced by one of its own."""
+    return type(layer).__mro__[2] if isinstance(layer, FSDPModule) else type(layer)
 
 
 class _SampleHooks:
@@ -82,23 +97,30 @@ class _SampleHooks:
     again, and leave backward passes of a layer in eval mode alone.
     """
 
-    GRAD_SAMPLERS: ClassVar = _Samplers({nn.Conv2d: convolution}, GradSampleModule.GRAD_SAMPLERS)
+    GRAD_SAMPLERS: ClassVar = _Samplers(
+        {nn.Conv2d: convolution, nn.EmbeddingBag: embedding_bag}, GradSampleModule.GRAD_SAMPLERS
+    )
     factors: ClassVar[dict[type[nn.Module], Callable[..., "Factors"]]] = {}
     hooks_enabled: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
 
-    def _get_module_type(self, module: nn.Module) -> type[nn.Module]:
-        return layer_type(module)
+    _get_module_type = staticmethod(layer_type)
 
     def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
-        if not _is_recomputing():
+        if not _is_recomputing() and not _is_copy(module):
             super().capture_activations_hook(module, forward_input, _forward_output)  # type: ignore[misc]
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
     ) -> None:
-        if not module.training and not getattr(module, "activations", None):
+        if _is_copy(module) or (not module.training and not getattr(module, "activations", None)):
             return  # its forward pass made none: nothing is trained by this backward pass
+        if self.hooks_enabled and vars(module).get("activations") == []:
+            raise RuntimeError(
+                f"a second backward pass through one forward pass of a {type(module).__name__} (retain_graph=True, or a "
+                "penalty on gradients): gradients of examples are made in one for each. Add losses up before one backward pass; "
+                "a penalty on gradients has none of single examples here"
+            )
         factors = self.factors.get(layer_type(module))
         if not self.hooks_enabled or factors is None or not _used_once(module):
             hook = super().capture_backprops_hook  # type: ignore[misc]
@@ -115,6 +137,14 @@ class _SampleHooks:
                 parameter.grad_sample = (
                     rows if earlier is None else [*(earlier if isinstance(earlier, list) else [earlier]), rows]
                 )
+
+
+def _is_copy(module: nn.Module) -> bool:
+    """Whether it is a layer of a copy of the private model, as one that averages weights is: hooks are copied, but no run."""
+    for p in module.parameters():
+        if p.requires_grad:
+            return not hasattr(p, "_forward_counter")
+    return False
 
 
 def _is_recomputing() -> bool:
@@ -155,11 +185,38 @@ class GhostLoss:
         return losses.mean() if self.reduction == "mean" else losses.sum()
 
 
+def remove_sample_hooks(module: nn.Module) -> None:
+    """Take what Opacus makes gradients of examples with off a model that is not wrapped (any more)."""
+    for layer in module.modules():
+        kept: dict[str, Any] = vars(layer)
+        for handle in kept.pop("autograd_grad_sample_hooks", []):
+            handle.remove()
+        for name in ("activations", "max_batch_len", "ft_compute_sample_grad"):
+            kept.pop(name, None)
+    for p in module.parameters():
+        for name in OPACUS_PARAM_MONKEYPATCH_ATTRS:
+            if hasattr(p, name):
+                delattr(p, name)
+
+
+def is_under_way(p: Any) -> bool:
+    """Whether a forward or backward pass has left something at the parameter `p` that no step has used."""
+    return getattr(p, "grad_sample", None) is not None or bool(getattr(p, "_forward_counter", 0))
+
+
+def forget_samples(p: Any) -> None:
+    """Remove what forward and backward passes have left at the parameter `p`."""
+    p.grad_sample, p._forward_counter = None, 0
+    if hasattr(p, "_current_grad_sample"):
+        del p._current_grad_sample
+
+
 def _used_once(module: nn.Module) -> bool:
     """Whether the gradients of the layer's parameters come from this one call of this one layer."""
-    return all(
-        p._forward_counter == 1 and not hasattr(p, "_current_grad_sample") for _, p in trainable_parameters(module)
-    )
+    for p in module.parameters():
+        if p.requires_grad and (p._forward_counter != 1 or hasattr(p, "_current_grad_sample")):  # type: ignore[attr-defined]
+            return False
+    return True
 
 
 Factors = list[tuple[Any, PerSampleGradients]]
@@ -258,5 +315,10 @@ def with_sample_gradients(module: Any, mode: str, *, batch_first: bool, loss_red
     if not wrap_model and hooks is None:
         raise ValueError(f"grad_sample_mode {mode!r} needs a wrapper around the model; leave wrap_model out")
     remove_sample_hooks(module)
+    for layer in module.modules():
+        if type(layer).__module__.startswith("torch.nn") and getattr(layer, "inplace", False):
+            layer.inplace = (
+                False  # the same numbers: torch does not let the output of a layer with hooks be overwritten
+            )
     options = {"force_functorch": True} if mode == "functorch" else {}
     return (wrapper if wrap_model else hooks)(module, batch_first=batch_first, loss_reduction=loss_reduction, **options)

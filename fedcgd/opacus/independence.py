@@ -3,8 +3,9 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -12,16 +13,21 @@ from opacus.grad_sample.gsm_base import AbstractGradSampleHooks
 from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN, RNNLinear
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
+from fedcgd.opacus.autograd_check import refuse_odd, unlike_alone
 from fedcgd.opacus.collation import check_collation
+from fedcgd.opacus.ghost import forget_samples, is_under_way
 from fedcgd.opacus.module_memory import ModuleMemory
 from fedcgd.opacus.probing import (
     CrossExampleLeakError,
     changed_rows,
+    evaluating,
     has_rows,
     others_changed,
     replacements,
     same_random_numbers,
+    seed_all,
     spread_of,
     tensors_of,
 )
@@ -29,6 +35,10 @@ from fedcgd.opacus.probing import (
 RECURRENT = (DPRNN, DPLSTM, DPGRU)
 _REPEATS = 2
 _REPEATS_WHEN_SUSPECTED = 8
+_TURNED = 3
+"""So many batches are followed on the way back: the others differ by lengths, which the way forward shows."""
+_OUTPUT = "the output"
+_ROUNDING_BY_LENGTH, _ROUNDING_OF_HALVES = 1e-4, 5e-3  # a 16th of what a row may be off, in parts of its largest number
 
 Call = Callable[[nn.Module, Any], Any]
 """(module, batch) → the module's output."""
@@ -102,6 +112,9 @@ class _Seen(NamedTuple):
 class BatchLook:
     """One batch, of `rows` rows, and what a model answers to it and to others like it."""
 
+    under_way: ClassVar = False
+    """Whether a model is called to look at it, and not to train it."""
+
     def __init__(
         self,
         module: nn.Module,
@@ -116,8 +129,10 @@ class BatchLook:
         self._module, self._call, self._batch, self._rows, self._dim = module, call, batch, rows, batch_dim
         self._hooks = hooks if hasattr(hooks, "disable_hooks") else None
         self._memory = ModuleMemory(module)
-        self._replaced = replacements(rows // copies, copies) if rows >= 2 * copies and rows % copies == 0 else []
-        self._others = [_with_next_rows(batch, batch_dim, rows, mask, copies) for mask in self._replaced]
+        enough = rows >= 2 * copies and rows % copies == 0
+        sources = replacements(rows, copies, _shortest(batch, batch_dim, rows) // copies) if enough else []
+        self._replaced = [source != torch.arange(rows) for source in sources]
+        self._others = [_with_rows_of(batch, batch_dim, source) for source in sources]
         self.tells_forward = bool(self._others) and not _same(batch, self._others[0])
         """Whether the replaced rows are others than before, so that something can be seen on the way forward."""
 
@@ -133,7 +148,8 @@ class BatchLook:
                 raise CrossExampleLeakError(
                     f"another example in the first row of the batch changes the other rows of {place}: examples influence each "
                     "other there, and clipping bounds none of them. Each example must keep its row, apart from all others, from "
-                    "the input to the output: no statistics or attention across the batch, rows in one order in all layers (no "
+                    "the input to the output: no statistics or attention across the batch, no cut to its longest row (or "
+                    "a mask, so that what is cut does not count: a mean over real tokens), rows in one order in all layers (no "
                     "pack_padded_sequence with enforce_sorted=False), each layer called with all rows or with none, and the "
                     "batch as the first dimension of each layer's input (batch_first=True of attention and recurrent layers; "
                     "position ids, or what else is the same for all examples, with a row for each of them)"
@@ -144,18 +160,21 @@ class BatchLook:
                     "(a hidden state, a queue, a running mean), so that an example acts in rounds that it takes no part in, "
                     "without clipping. Start each batch from the same state (self.h = None at the beginning of forward)"
                 )
+            self._check_rows()
 
     def _mixed_forward(self) -> str:
         """The first place where rows mix; empty if none is known."""
         plain = self._trace(self._batch)
         unlike = self._first_unlike(plain, self._trace(self._batch))
-        mixed = len(plain)
+        mixed, same_way = len(plain), True
         try:
             for other, mask in zip(self._others, self._replaced, strict=True):
                 trace = self._trace(other)  # one at a time: each may take as much memory as a step
+                alike = _alike(plain, trace)
+                same_way &= alike == len(plain) == len(trace)
                 changed = (
                     i
-                    for i in range(min(mixed, _alike(plain, trace)))
+                    for i in range(min(mixed, alike))
                     if has_rows(plain[i].values, plain[i].dim, self._rows)
                     and others_changed(plain[i].values, trace[i].values, plain[i].dim, mask)
                 )
@@ -170,7 +189,24 @@ class BatchLook:
                 stacklevel=2,
             )
             return ""
-        return plain[mixed].name if mixed < len(plain) else ""
+        return plain[mixed].name if mixed < len(plain) else "" if same_way else self._mixed_by_length()
+
+    def _mixed_by_length(self) -> str:
+        """Where a model that goes by the longest row makes something else of other rows; empty if no place is known.
+
+        Sums of other sizes are rounded in another way, and dropout draws as many numbers as there are: places that follow the
+        random numbers are left out, and looked at in eval mode.
+        """
+        for context in (nullcontext(), evaluating(self._module)):
+            with context, suppress(Exception):  # what the model raises where it refuses such a batch
+                plain, redrawn = self._trace(self._batch), self._trace(self._batch, seed=1)
+                nothing = torch.zeros(self._rows, dtype=torch.bool)
+                drawn = {seen.name for seen in _changed_by_length(plain, redrawn, self._rows, nothing)}
+                for other, mask in zip(self._others, self._replaced, strict=True):
+                    for seen in _changed_by_length(plain, self._trace(other), self._rows, mask):
+                        if seen.name not in drawn:
+                            return seen.name
+        return ""
 
     def _first_unlike(self, plain: list[_Seen], again: list[_Seen]) -> int:
         """Where `again`, of the same batch, is first not as `plain`; its length if it is."""
@@ -200,8 +236,11 @@ class BatchLook:
         repeated, after = (len(plain) if place is None else place for place in places)
         return plain[after].name if after < repeated else ""
 
-    def _trace(self, batch: Any, after: Any = None) -> list[_Seen]:
-        """The inputs of all layers that are trained, and the outputs, in their order; `after` another batch, if given."""
+    def _trace(self, batch: Any, after: Any = None, seed: int | None = None) -> list[_Seen]:
+        """The inputs of all layers that are trained, and the outputs, in their order; `after` another batch, if given.
+
+        Random numbers are those that come next, or those of a `seed`.
+        """
         found: list[_Seen] = []
 
         def hook(name: str, layer: nn.Module) -> Any:
@@ -215,9 +254,9 @@ class BatchLook:
 
         if after is not None:
             self._called(after, None)
-        output = self._called(batch, hook, fresh=after is None)
+        output = self._called(batch, hook, fresh=after is None, seed=seed)
         if self._dim == 0:  # else it may have any shape
-            found.extend(_Seen("the output", 0, t.detach().clone()) for t in tensors_of(output))
+            found.extend(_Seen(_OUTPUT, 0, t.detach().clone()) for t in tensors_of(output))
         return found
 
     def _mixed_backward(self) -> str:
@@ -282,6 +321,54 @@ class BatchLook:
             return ""
         return f"{found[mixed].name}, of a single number that the model gives for the batch"
 
+    def _check_rows(self) -> None:
+        """Raise RuntimeError unless row i of what is clipped is what autograd finds for example i alone, for three examples.
+
+        The outputs of one forward pass are weighed at random. The weights of one row alone give the gradient of that example, as
+        rows do not mix; all of them give the rows that are clipped.
+        """
+        parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        hooks = self._hooks
+        if hooks is None or self._dim != 0 or any(is_under_way(p) for p in parameters.values()):
+            return
+        odd: list[str] = []
+        before = {name: p.grad for name, p in parameters.items()}
+        found: dict[str, Tensor] = {}
+        handles: list[RemovableHandle] = [
+            p.register_hook(partial(_add_under, found, name))  # type: ignore[no-untyped-call]
+            for name, p in parameters.items()
+        ]
+        batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, self._batch)
+        try:
+            hooks.enable_hooks()
+            outputs = [t for t in tensors_of(self._called(batch, None)) if t.requires_grad]
+            hooks.disable_hooks()
+            if outputs and all(has_rows(t, 0, self._rows) for t in outputs):
+                generator = torch.Generator().manual_seed(0)
+                weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
+                alone = {}
+                for i in {0, self._rows // 2, self._rows - 1}:
+                    torch.autograd.backward(outputs, [_only_row(i, weight) for weight in weights], retain_graph=True)
+                    alone[i] = dict(found)
+                    found.clear()
+                hooks.enable_hooks()
+                count = self._rows if hooks.loss_reduction == "mean" else 1
+                torch.autograd.backward(outputs, [weight / count for weight in weights])
+                odd = unlike_alone(parameters, alone, self._rows)
+        except InPlaceError:
+            raise
+        except Exception:  # it has no gradients in this way
+            return
+        finally:
+            hooks.disable_hooks()
+            self._memory.restore()
+            for handle in handles:
+                handle.remove()
+            for name, p in parameters.items():
+                p.grad = before[name]
+                forget_samples(p)
+        refuse_odd(odd)
+
     def _first_mixed(
         self,
         found: list[_Seen],
@@ -313,7 +400,7 @@ class BatchLook:
             return next(changed, len(found))
 
         usual = spread(_REPEATS)
-        suspects = [replaced for replaced in range(len(self._replaced)) if first(replaced, usual) < len(found)]
+        suspects = [i for i in range(min(_TURNED, len(self._replaced))) if first(i, usual) < len(found)]
         if not suspects:
             return len(found)
         usual = max(usual, spread(_REPEATS_WHEN_SUSPECTED))
@@ -340,7 +427,9 @@ class BatchLook:
             return 0 if getattr(layer, "batch_first", True) else 1
         return self._dim
 
-    def _called(self, batch: Any, hook: Callable[[str, nn.Module], Any] | None, fresh: bool = True) -> Any:
+    def _called(
+        self, batch: Any, hook: Callable[[str, nn.Module], Any] | None, fresh: bool = True, seed: int | None = None
+    ) -> Any:
         """What the model answers, with `hook` in each of the layers that have gradients of examples."""
         hooked = None if self._hooks is None else set(self._hooks.iterate_submodules(self._module))
         handles = [
@@ -354,6 +443,8 @@ class BatchLook:
             self._memory.restore()
         try:
             with same_random_numbers((*tensors_of(batch), *self._module.parameters())):
+                if seed is not None:
+                    seed_all(seed)
                 return self._call(batch)
         except RuntimeError as error:
             if "BackwardHookFunction" in str(error):
@@ -368,9 +459,11 @@ class BatchLook:
         """A context in which the model may be called: Opacus' hooks are off, and what it keeps is put back in the end."""
         if self._hooks is not None:
             self._hooks.disable_hooks()
+        BatchLook.under_way = True
         try:
             yield
         finally:
+            BatchLook.under_way = False
             self._memory.restore()
             if self._hooks is not None:
                 self._hooks.enable_hooks()
@@ -386,17 +479,25 @@ class InPlaceError(RuntimeError):
         )
 
 
-def _with_next_rows(batch: Any, dim: int, rows: int, replaced: Tensor, copies: int) -> Any:
-    """`batch` with the example after it in the place of each that is `replaced`."""
-    source = torch.arange(rows)
-    source[replaced] = (source[replaced] + copies) % rows
+def _with_rows_of(batch: Any, dim: int, source: Tensor) -> Any:
+    """`batch`, whose row i is row `source[i]`."""
 
     def changed(value: Any) -> Any:
-        if not has_rows(value, dim, rows):
+        if not has_rows(value, dim, len(source)):
             return value
         return value.detach().index_select(dim, source.to(value.device))
 
     return tree_map(changed, batch)
+
+
+def _shortest(batch: Any, dim: int, rows: int) -> int:
+    """The row that has most of its first or its last number, as padded sequences have the more the shorter they are."""
+    repeated = torch.zeros(rows, dtype=torch.int64)
+    for value in tensors_of(batch):
+        if has_rows(value, dim, rows):
+            flat = value.detach().movedim(dim, 0).reshape(rows, -1)
+            repeated += sum((flat == flat[:, end : end + 1]).sum(1).cpu() for end in (0, flat.shape[1] - 1))
+    return int(repeated.argmax())
 
 
 def _turned(batch: Any, dim: int) -> Any:
@@ -423,6 +524,35 @@ def _alike(one: list[_Seen], other: list[_Seen]) -> int:
     return next(differ, min(len(one), len(other)))
 
 
+def _changed_by_length(one: list[_Seen], other: list[_Seen], rows: int, replaced: Tensor) -> Iterator[_Seen]:
+    """Of places that two traces have equally often: which of `one` have, beside rows that were `replaced`, others in `other`.
+
+    Of an output that is longer in one of them the numbers are compared that both have, from the beginning or from the end.
+    """
+    for name in dict.fromkeys(seen.name for seen in one):
+        pairs = [[seen for seen in trace if seen.name == name] for trace in (one, other)]
+        if len(pairs[0]) != len(pairs[1]):
+            continue
+        for a, b in zip(*pairs, strict=True):
+            dim = a.dim
+            if (
+                not (has_rows(a.values, dim, rows) and has_rows(b.values, dim, rows))
+                or a.values.dim() != b.values.dim()
+            ):
+                continue
+            if a.values.shape != b.values.shape and name != _OUTPUT:
+                continue
+            spread = _ROUNDING_OF_HALVES if a.values.dtype in (torch.float16, torch.bfloat16) else _ROUNDING_BY_LENGTH
+            sizes = [min(pair) for pair in zip(a.values.shape, b.values.shape, strict=True)]
+            fronts = [seen.values[tuple(slice(size) for size in sizes)] for seen in (a, b)]
+            backs = [
+                seen.values[tuple(slice(n - size, n) for n, size in zip(seen.values.shape, sizes, strict=True))]
+                for seen in (a, b)
+            ]
+            if all(others_changed(x, y, dim, replaced, spread) for x, y in (fronts, backs)):
+                yield a
+
+
 def _first_other(one: list[_Seen], other: list[_Seen]) -> int | None:
     """Where two traces first differ; their length if they do not, None if the second went another way."""
     if _alike(one, other) < len(one):
@@ -433,6 +563,17 @@ def _first_other(one: list[_Seen], other: list[_Seen]) -> int | None:
         if bool(changed_rows(before, after, dim).any()):
             return i
     return len(one)
+
+
+def _add_under(found: dict[str, Tensor], name: str, gradient: Tensor) -> None:
+    gradient = gradient.detach().to_dense()
+    found[name] = gradient + found.get(name, 0)  # a copy: torch may use the other one for what comes next
+
+
+def _only_row(row: int, values: Tensor) -> Tensor:
+    only = torch.zeros_like(values)
+    only[row] = values[row]
+    return only
 
 
 def _own_parameters(layer: nn.Module | None) -> list[nn.Parameter]:

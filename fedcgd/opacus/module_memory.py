@@ -1,4 +1,4 @@
-"""What a module keeps from one call to the next, put back: so that it can be called to look at it."""
+"""What a module keeps from one call to the next, put back: buffers always, all of it where a call only looks at it."""
 
 import copy
 import random
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 _OWN = frozenset(vars(nn.Module())) - {"_buffers"}
 """Attributes of every module; its parameters and hooks are among them."""
@@ -77,6 +78,57 @@ class ModuleMemory:
                 case _:
                     value.clear()
                     value.extend(before)
+
+
+class FirstBuffers:
+    """The buffers of a model as they were: each forward pass ends with them, so that a saved model has them too.
+
+    Not seen: what is written into frozen parameters, and what layers keep that is no buffer.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module: nn.Module | None = module
+        self._first: dict[str, Tensor] = {}
+        self._accept()
+
+    def watch(self, called: nn.Module) -> list[RemovableHandle]:
+        """Put them back when `called` (the module, or a wrapper around it) returns or raises, until the handles are removed."""
+        assert self._module is not None
+        if not self._first:
+            return []
+        return [
+            called.register_forward_hook(self._put_back, always_call=True),
+            self._module.register_load_state_dict_post_hook(self._accept),  # type: ignore[no-untyped-call]
+        ]
+
+    def _accept(self, *_: Any) -> None:
+        if self._module is not None:
+            self._first = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_module": None}  # a copy of the model is no run's
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _put_back(self, _called: nn.Module, _inputs: Any, output: Any) -> None:
+        if self._module is None:
+            return
+        changed = []
+        for name, buffer in self._module.named_buffers():
+            first = self._first.get(name)
+            if first is None:
+                continue
+            here = first.to(buffer)
+            if buffer.shape != first.shape or not torch.equal(buffer, here):
+                changed.append(name)
+                layer, _, own = name.rpartition(".")
+                self._module.get_submodule(layer)._buffers[own] = here.clone()
+        if changed and output is not None:  # else the forward pass has an error of its own
+            raise RuntimeError(
+                f"the forward pass has changed the buffer {changed[0]!r} and {len(changed) - 1} others: what it writes there "
+                "(running statistics, a start from the first batch) is of the examples, not clipped and without noise, and would "
+                "be saved with the model. They are what they were. Prepare the model before make_private, or load values with "
+                "load_state_dict; for statistics take GroupNorm, or a BatchNorm that stays in eval mode"
+            )
 
 
 def _numpy_state(generator: Any) -> Any:

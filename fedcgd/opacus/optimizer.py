@@ -1,7 +1,10 @@
 """The step of differentially private training: clip and sum, add the round's noise, move the model."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -12,15 +15,15 @@ from torch import Tensor, nn, optim
 from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import AutogradCheck
-from fedcgd.opacus.clipped_sum import Clipped, check_size, clip_factors
-from fedcgd.opacus.deferred import judge
-from fedcgd.opacus.gradient_forms import PerSampleGradients, check_passes, passes_of
-from fedcgd.opacus.interrupts import defer_sigint
-from fedcgd.opacus.model_state import ModelState
+from fedcgd.opacus.clipped_sum import Clipped, PerSampleGradients, check_passes, check_size, clip_factors, passes_of
+from fedcgd.opacus.ghost import forget_samples
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.shards import Shards, local, reshard, set_gradient
+
+_FAR_ABOVE = 1000
+"""So many times the longest gradient of an example is a clip norm that clips none, and drowns all in its noise."""
 
 
 class _SetOnce:
@@ -81,7 +84,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         copies: int = 1,
         expanded: nn.Module | None = None,
         ranks: Ranks | None = None,
-        secret: bytes | None = None,
         shards: Shards | None = None,
     ) -> None:
         """Wrap `optimizer`.
@@ -96,7 +98,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             copies: of how many rows that follow one another an example's gradient is the mean.
             expanded: what makes the weights of the model expanded ones, if anything does.
             ranks: the processes whose sums are released as one, if there are several.
-            secret: what they compare their models by.
             shards: of a model whose parameters are spread over the ranks.
         """
         self._tracker, self._noise, self._module, self._ranks, self._shards = tracker, noise, module, ranks, shards
@@ -113,8 +114,10 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._known = self._parameters()
         self._copies = copies
         self._trained = [p for p in self._grouped() if p.requires_grad]
-        self._state = ModelState(module, self._trained, secret)
-        self._autograd = AutogradCheck(module, self._trained, loss_reduction == "mean")
+        self._autograd: AutogradCheck | None = AutogradCheck(module, self._trained, loss_reduction == "mean")
+        """Until it has compared something."""
+        self._sizes = [local(p).numel() for p in self._trained]
+        """How many numbers of each trained parameter are here."""
         self._sum = torch.empty(0, dtype=torch.float64)
         """One for all rounds, where the parameters are: a fresh one costs as much as the additions to it."""
         self._earlier = self._sum
@@ -130,7 +133,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                     self._trained, self._trained if shards is None else shards.whole_parameters(), strict=True
                 )
             ),
-            *self._state.watch(),
         ]
         """Of all that is attached to the model and to the wrapped optimizer."""
         if expanded is not None:
@@ -144,7 +146,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """Forget gradients that no step has used. What earlier parts of the batch added to the round's sum stays."""
         for p in self._trained:
             p.grad_sample = None
-        self._autograd.forget()
+        if self._autograd is not None:
+            self._autograd.forget()
         self.original_optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -152,7 +155,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 closure()
-        with defer_sigint():
+        with _defer_sigint():
             if not self.pre_step():
                 return None
             self._released = True
@@ -160,7 +163,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 return self.original_optimizer.step()  # type: ignore[no-any-return]
             finally:
                 self._released = False
-                self._state.accept_step()
 
     def pre_step(self, closure: Callable[[], float] | None = None) -> bool:
         """Clip and add to the round's sum; if the batch is complete, release it into `grad` and return True."""
@@ -172,7 +174,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 skipped = bool(pending.skips) and pending.skips.pop(0)
                 if skipped or pending.microbatches_left:
                     return False
-                judge([*self._autograd.take_findings(), self._state.look()])
                 step = self._tracker.complete()
                 check_size(step.examples, step.length)
                 check_size(step.whole, 1)
@@ -198,24 +199,45 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         if last or self._shards is None:
             self._check_parameters()
         passes = self._take_passes(pending)
-        totals = self._parts_of(self._sum_of(pending))
+        totals = torch.split(self._sum_of(pending), self._sizes)
         scale = totals[0].new_zeros(())
         clipped: list[Clipped] = []
         for rows in zip(*passes, strict=True):
             averaged = check_passes(self._module, self._trained, rows, self._copies)
             pending.clipped += averaged[0].examples
-            pending.length = max(pending.length, *(row.length for row in averaged))
+            pending.length = max([pending.length, *[row.length for row in averaged]])
             if pending.clipped <= pending.examples:  # else `complete` will raise
                 norms, factors, usable = clip_factors(averaged, self._tracker.plan.clip_norm)
                 clipped.append(Clipped(averaged, factors, usable))
-                scale += norms.nan_to_num(0.0, 0.0).sum() / (max(len(norms), 1) if self.loss_reduction == "mean" else 1)
+                if last and self._noise.lattice is None:
+                    self._compare_norms(norms)
+                if self._autograd is not None:
+                    scale += norms.nan_to_num(0.0, 0.0).sum() / (
+                        max(len(norms), 1) if self.loss_reduction == "mean" else 1
+                    )
         if self._shards is None:
             for i, total in enumerate(totals):
                 for one in clipped:
                     one.add_to(total, i)
         else:
             self._shards.add(clipped, pending.kept, totals, self._noise.round_to_lattice, last=last)
-        self._autograd.compare(passes, scale)
+        if self._autograd is not None:
+            self._autograd.compare(passes, scale)
+            if self._autograd.done:
+                self._autograd = None
+
+    def _compare_norms(self, norms: Tensor) -> None:
+        """Warn if the clip norm is far above the norms, in the first round of a run without noise: else it would tell of them."""
+        plan = self._tracker.plan
+        if self._tracker.released or not len(norms):
+            return
+        if 0 < (longest := float(norms.nan_to_num(0.0, 0.0).max())) < plan.clip_norm / _FAR_ABOVE:
+            warnings.warn(
+                f"max_grad_norm is {plan.clip_norm:g}, and the longest gradient of the first examples is {longest:.3g}: noise "
+                "follows max_grad_norm, and in a private run nothing of the gradients would be left. Take one near their norms, "
+                "such as 1",
+                stacklevel=5,
+            )
 
     def _release(self, step: PendingStep) -> None:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
@@ -226,10 +248,14 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._tracker.record(self._add_noise(total, step))
         if self.loss_reduction == "mean":
             total /= self.expected_batch_size
-        for p in self._grouped():
-            p.grad = None
-        for p, part in zip(self._trained, self._parts_of(total), strict=True):
-            set_gradient(p, part)
+        for group in self.original_optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        for p, part in zip(self._trained, torch.split(total, self._sizes), strict=True):
+            if self._shards is None:
+                p.grad = part.view_as(p).to(p.dtype, copy=True)
+            else:
+                set_gradient(p, part)
 
     def _add_noise(self, total: Tensor, step: PendingStep) -> int:
         """Make `total` the round's sum with its noise, of all ranks; its nonce."""
@@ -237,28 +263,32 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         if self._ranks is None:
             return self._noise.add(total, run, nonces)
         # Of a model that is spread over the ranks each has another part: there is nothing to compare.
-        model = {"the model, as it was after the last step": self._state.digest() if self._shards is None else None}
+        own = None if self._shards else [_sum_of_bits(p) for p in self._trained]
+        model = {"the model, as it was after the last step": own}
         return self._noise.add_together(total, run, nonces, facts=model, examples=step.examples, whole=step.whole)
 
     def _take_passes(self, pending: PendingStep) -> list[list[PerSampleGradients]]:
         """For each trained parameter its per-sample gradients, one entry for each backward pass. They are forgotten with this."""
         self._rows.count = None
-        passes = [passes_of(p) for p in self._trained]
-        half = any(getattr(p, "_forward_counter", 0) for p in self._trained)
+        passes, half = [], []
         for p in self._trained:
+            passes.append(passes_of(p))
+            if getattr(p, "_forward_counter", 0):  # there is none with expanded weights
+                half.append(p)
             p.grad_sample = None
         if self._shards is not None and not any(passes):
             raise RuntimeError(
                 "there are no gradients of a part of the batch, and the processes of a model in fully_shard make each pass "
                 "together: put a part without examples through a forward and a backward pass too. "
-                + _why_there_are_none(self._module, half)
+                + _why_there_are_none(self._module, half, any(passes))
             )
-        if len({len(one) for one in passes}) > 1 or (not passes[0] and pending.clipped < pending.examples):
+        counts = [*map(len, passes)]
+        if min(counts) != max(counts) or (not passes[0] and pending.clipped < pending.examples):
             raise RuntimeError(
                 "there are no gradients of examples for "
                 + ("any" if not any(passes) else "some")
                 + " of the parameters. "
-                + _why_there_are_none(self._module, half)
+                + _why_there_are_none(self._module, half, any(passes))
             )
         return passes
 
@@ -267,18 +297,14 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         if pending.total is None:
             device = self._trained[0].device
             if not len(self._sum) or self._sum.device != device:  # the module may be moved after make_private
-                size = sum(local(p).numel() for p in self._trained)
-                self._sum = torch.empty(size, dtype=torch.float64, device=device)
+                self._sum = torch.empty(sum(self._sizes), dtype=torch.float64, device=device)
             pending.total = self._sum.zero_()
         return pending.total
 
-    def _parts_of(self, total: Tensor) -> tuple[Tensor, ...]:
-        """What of `total` belongs to each trained parameter."""
-        return torch.split(total, [local(p).numel() for p in self._trained])
-
     def on_batch(self) -> None:
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
-        self._autograd.begin()
+        if self._autograd is not None:
+            self._autograd.forget()
         self._rows.count = None
         if self._shards is not None:
             reshard(self._module)
@@ -287,10 +313,13 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 if name in module.__dict__:
                     delattr(module, name)
         for p in self._trained:
-            p.grad = p.grad_sample = None
-            p._forward_counter = 0
-            if hasattr(p, "_current_grad_sample"):
-                del p._current_grad_sample
+            p.grad = None
+            forget_samples(p)
+
+    def on_look(self) -> None:
+        """Forget what a look at the model has left."""
+        if self._autograd is not None:
+            self._autograd.forget()
 
     def on_microbatch(self) -> None:
         """Clip and add what backward passes have left, if they have, before another part of the round's batch.
@@ -325,16 +354,17 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def _grouped(self) -> list[Any]:
         return [p for group in self.original_optimizer.param_groups for p in group["params"]]
 
-    def _parameters(self) -> tuple[tuple[int, bool], ...]:
-        """Which parameters there are, in the optimizer and in the module, and which of them move."""
-        return tuple((id(p), p.requires_grad) for p in (*self._grouped(), *self._module.parameters()))
+    def _parameters(self) -> list[tuple[int, torch.dtype, bool]]:
+        """Which parameters there are, in the optimizer and in the module, of which type, and which of them move."""
+        groups = [*self.original_optimizer.param_groups, {"params": self._module.parameters()}]
+        return [(id(p), p.dtype, p.requires_grad) for group in groups for p in group["params"]]
 
     def _check_parameters(self) -> None:
         if self._known != self._parameters():
             raise RuntimeError(
                 "the parameters of the module or of the optimizer are not those that were made private (frozen, unfrozen, "
-                "replaced, or added since): the clip norm would not cover what moves. Prepare them before make_private; for "
-                "a later phase of training make another engine"
+                "replaced, added or of another dtype since): the clip norm would not cover what moves. Prepare them before "
+                "make_private; for a later phase of training make another engine"
             )
 
     def _only_after_a_release(self, *_: Any) -> None:
@@ -372,14 +402,40 @@ class _SameRows:
         self.count = rows
 
 
-def _why_there_are_none(module: nn.Module, half: bool) -> str:
+@contextmanager
+def _defer_sigint() -> Iterator[None]:
+    """Let Ctrl-C wait until this is left; signals reach the main thread alone, and its handler is called then."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _sum_of_bits(values: Tensor) -> int:
+    """The same on every device, and, but for a coincidence, for no other model."""
+    words = torch.int32 if values.element_size() % 4 == 0 else torch.int16
+    return int(values.detach().reshape(-1).view(words).sum(dtype=torch.int64))
+
+
+def _why_there_are_none(module: nn.Module, half: list[Any], some: bool) -> str:
+    """`half`: the parameters that a forward pass has used and no backward pass; `some` others have gradients."""
     if not module.training:
         return (
             "The module is in eval mode, in which none are made: call module.train() before training; to leave out dropout, or "
             "to keep a frozen layer as it is, call eval() of that layer"
         )
     if half:
-        return (
+        name = next(name for name, p in module.named_parameters() if p is half[0])
+        left_out = f"If the loss leaves out what {name!r} gives, add 0 * the sum of that to the loss. " if some else ""
+        return left_out + (
             "A forward pass has had no backward pass, as it is after an error (out of memory) or an evaluation that makes "
             "gradients: enter the loop over the loader again, which issues the same batch afresh; evaluate under torch.no_grad()"
         )

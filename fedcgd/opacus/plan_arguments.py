@@ -54,7 +54,7 @@ class PlanArguments:
 
         def with_noise(participation: Participation) -> Plan:
             return Plan(
-                mechanism=named_mechanism(mechanism, participation) if isinstance(mechanism, str) else mechanism,
+                mechanism=_with_its_number(mechanism, participation) if isinstance(mechanism, str) else mechanism,
                 participation=participation,
                 clip_norm=clip_norm,
                 noise_multiplier=sigma,
@@ -77,6 +77,18 @@ class PlanArguments:
         others = ("mechanism", "epochs", "sampling", "poisson_sampling", "groups")
         if given := [name for name in others if getattr(self, name) is not None]:
             raise ValueError(f"the plan says {', '.join(given)} already; leave out the one or the other")
+
+
+def _with_its_number(name: str, participation: Participation) -> Mechanism:
+    try:
+        return named_mechanism(name, participation)
+    except ValueError as error:
+        if ":" in name:
+            raise
+        raise ValueError(
+            f"{error}. Which is best follows from a budget: make_private_with_epsilon(mechanism={name!r}, target_epsilon=…) "
+            "chooses it, and engine.accountant.plan says what it chose"
+        ) from error
 
 
 def check_clipping(clipping: str, max_grad_norm: Any) -> None:

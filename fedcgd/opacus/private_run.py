@@ -3,20 +3,24 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from opacus.optimizers import DPOptimizer
-from torch import nn, optim
+from torch import Tensor, nn, optim
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.batches import RoundBatches, RoundLoader, loader_over, split_in_order
-from fedcgd.opacus.example_rows import ExampleRows
 from fedcgd.opacus.ghost import with_sample_gradients
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
+from fedcgd.opacus.probing import same_random_numbers, seed_all
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.shards import Shards
 from fedcgd.plan import Plan
+
+_COMPARED = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +48,6 @@ class PrivateRun:
     """In an epoch."""
     accumulation_steps: int
     noise: RoundNoise
-    rows: ExampleRows
-    secret: bytes
-    """What ranks compare rows and models by."""
     ranks: Ranks | None
     shards: Shards | None
 
@@ -66,7 +67,7 @@ class PrivateRun:
             "the parameters": [(name, p.shape, p.dtype, p.requires_grad) for name, p in self.module.named_parameters()],
             "how batches are made": batches,
             "how gradients are made": self.gradients,
-            "the data set, or the order of its examples": self.rows.digest(),
+            "the data set, or the order of its examples": _some_of(data_loader.dataset),
         }
 
     def private_model(
@@ -91,7 +92,6 @@ class PrivateRun:
             copies=made.copies,
             expanded=wrapped if made.mode == "ew" else None,
             ranks=self.ranks,
-            secret=self.secret,
             shards=self.shards,
         )
 
@@ -105,11 +105,25 @@ class PrivateRun:
             plan.participation,
             self.examples,
             self.steps,
-            lambda: key.choices_of(tracker.run),
+            key.choices_of,
             tracker,
             self.parts,
             split_in_order(data_loader, self.accumulation_steps) if in_order else None,
             rank=0 if self.ranks is None else self.ranks.rank,
             ranks=1 if self.ranks is None else self.ranks.count,
         )
-        return loader_over(data_loader, batches, self.gradients.batch_first)
+        return loader_over(data_loader, batches, self.gradients.batch_first, self.gradients.copies)
+
+
+def _some_of(dataset: Any) -> list[str | None]:
+    """What some examples hold, for processes to compare; None for one that is another each time it is read."""
+
+    def read(i: int) -> str:
+        with same_random_numbers(()):
+            seed_all(i)
+            leaves = tree_flatten(dataset[i])[0]
+        values = [leaf.tolist() if isinstance(leaf, Tensor | np.ndarray) else leaf for leaf in leaves]
+        return repr([value for value in values if isinstance(value, int | float | str | bytes | list)])
+
+    places = {*range(0, len(dataset), -(-len(dataset) // _COMPARED)), len(dataset) - 1}
+    return [first if (first := read(i)) == read(i) else None for i in sorted(places)]

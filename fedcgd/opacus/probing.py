@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 
@@ -29,6 +29,13 @@ def same_random_numbers(tensors: Sequence[Tensor]) -> Iterator[None]:
         np.random.set_state(numpys)
 
 
+def seed_all(seed: int) -> None:
+    """Set the generators of torch, NumPy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
 def tensors_of(values: Any) -> list[Tensor]:
     """All tensors in `values`, also those of the mappings that Transformers returns; packed sequences have no rows."""
     parts = list(values.values()) if isinstance(values, Mapping) else values
@@ -40,14 +47,19 @@ _ROUNDING = 8
 _SPREADS = 16
 
 
-def replacements(examples: int, copies: int = 1) -> list[Tensor]:
-    """Which rows are replaced, each time: those of the first example, and of every other one. Shape (rows,), bool.
+def replacements(rows: int, copies: int, shortest: int) -> list[Tensor]:
+    """From which row each row comes, each time: the first example is the one after it, and so is every other one; and then all
+    are the first, the last and the `shortest`. Shape (rows,), whole numbers.
 
     `copies` rows that follow one another are one example.
     """
-    masks = torch.zeros(3, examples, dtype=torch.bool)
-    masks[0, 0], masks[1, 0 : examples - 1 : 2], masks[2, 1::2] = True, True, True
-    return [mask.repeat_interleave(copies) for mask in (masks[:1] if examples == 2 else masks)]
+    examples = rows // copies
+    own = torch.arange(examples)
+    following = (own + 1) % examples
+    first, even, odd = own == 0, (own % 2 == 0) & (own < examples - 1), own % 2 == 1
+    sources = [torch.where(replaced, following, own) for replaced in (first, even, odd)]
+    sources += [torch.full_like(own, alone) for alone in sorted({0, examples - 1, shortest})]
+    return [(source * copies)[:, None].add(torch.arange(copies)).flatten() for source in sources]
 
 
 def has_rows(value: Any, dim: int, rows: int) -> bool:
@@ -84,12 +96,18 @@ def others_changed(one: Tensor, other: Tensor, dim: int, replaced: Tensor, sprea
     return bool((changed & ~replaced.to(changed.device)).any())
 
 
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """A context in which `module` is in eval mode, so that nothing is dropped at random."""
+    modes = [(layer, layer.training) for layer in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+
+
 def bytes_of(values: Tensor) -> bytes:
     """The bytes of a tensor of any type, wherever it is."""
     return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def content_of(values: Tensor) -> bytes:
-    """Type, shape and numbers of a tensor of any type and layout: equal for equal tensors alone."""
-    whole = values if values.layout is torch.strided else values.to_dense()
-    return repr((values.dtype, tuple(values.shape))).encode() + bytes_of(whole)

@@ -2,17 +2,17 @@
 
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opacus.accountants import IAccountant
 from torch import Tensor
 
 from fedcgd.noise import STREAM
-from fedcgd.opacus.example_rows import ExampleRows
-from fedcgd.opacus.other_runs import RunExamples
 from fedcgd.plan import Plan, plan_differences
 
-_SAME_EXAMPLES = "Index i must be the same example all run long, for ε counts its turns by the index"
+if TYPE_CHECKING:
+    from fedcgd.opacus.earlier_runs import RunExamples
+
 _NO_RECORD = (
     "nothing says whether rounds after the {rounds} of this checkpoint were released by a process that has ended since: there "
     "is no record=. They would be released again, with fresh noise, and ε counts them once, which is true if nobody has seen a "
@@ -50,6 +50,10 @@ class StepListener(Protocol):
 
     def on_batch(self) -> None:
         """A round begins: whatever is left of the one before it has to go."""
+        ...
+
+    def on_look(self) -> None:
+        """Somebody has gone backward through the model, to look at it."""
         ...
 
     def on_microbatch(self) -> None:
@@ -99,9 +103,8 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         sample_rate: float,
         fingerprint: str = "",
         assumed_independent: str | None = None,
-        rows: ExampleRows | None = None,
         recorded: bool = False,
-        examples: RunExamples | None = None,
+        examples: "RunExamples | None" = None,
     ) -> None:
         """The tracker of a run that has released nothing.
 
@@ -111,7 +114,6 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
             sample_rate: the part of the examples that a round takes on average.
             fingerprint: the key's, for checkpoints.
             assumed_independent: why the author takes examples for independent, whatever a check finds; on record.
-            rows: some of the examples, by which it is seen whether they are still those that have these indices.
             recorded: whether each release is on a durable record, which tells of those that are in no checkpoint.
             examples: all of them, to tell of other runs over them; None says nothing.
         """
@@ -123,10 +125,8 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         self.nonces: list[int] = []
         """Of each released round: which of its noises was used."""
         self.assumed_independent = assumed_independent
-        self._rows = rows
         self._recorded = recorded
         self._examples = examples
-        self._first_rows = None if rows is None else rows.record("")
         self._pending: PendingStep | None = None
         self._ended = False
         self.loop = 0
@@ -166,14 +166,9 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         """A number for a loop over the loader that begins now; older loops end.
 
         Raises:
-            RuntimeError: after the last round, and if the data set gives an index to another example than before.
+            RuntimeError: after the last round.
         """
         self.check_not_finished()
-        if self._rows is not None and (moved := self._rows.moved(self._first_rows or {}, "")):
-            raise RuntimeError(
-                f"the data set is not as it was when the run began: {moved}. {_SAME_EXAMPLES}; what transforms an example at "
-                "random may do so with the generators of torch, NumPy or Python, or with one of its own"
-            )
         if self._examples is not None:
             self._examples.tell(self.run)
         self.loop += 1
@@ -269,15 +264,16 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
                 + ("fewer" if step.clipped < step.examples else "more")
                 + " rows than the loader issued examples for its round: put each example of the batch through one forward "
                 "and one backward pass (add losses up before the backward pass; leave no part of a batch out; make one row "
-                "an example, or give make_private augmentation_multiplicity; call zero_grad after a backward pass that is for "
-                f"something else, as an attack on the inputs). To go on, {_AGAIN}"
+                "an example, or give make_private augmentation_multiplicity, with which the loader's batch has all copies of "
+                "its examples; call zero_grad after a backward pass that is for something else, as an attack on the inputs). "
+                f"To go on, {_AGAIN}"
             )
         return step
 
     def record(self, nonce: int) -> None:
         """Count the next round as released under `nonce`."""
         self.nonces = [*self.nonces, nonce]
-        if self._examples is not None:
+        if self._examples is not None and len(self.nonces) == 1:
             self._examples.note_release(self.run)
             self._examples.tell(self.run)  # where two loops began together
 
@@ -305,16 +301,14 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         state["history"], state["mechanism"] = self.history, self.mechanism()
         if self.assumed_independent is not None:
             state["assumed independent"] = self.assumed_independent
-        if self._rows is not None:
-            state["examples"] = self._rows.record(self.run)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; the round under way starts afresh.
 
         Raises:
-            ValueError: if it is another plan's or key's, if its run had other examples under the same indices, or if this object
-                has released rounds that the state does not know: they would be released twice.
+            ValueError: if it is another plan's or key's, or if this object has released rounds that the state does not know: they
+                would be released twice.
         """
         if "plan" not in state:
             raise ValueError("the checkpoint is not of a fedcgd engine: it has no plan, and nobody knows its noise")
@@ -343,34 +337,9 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
                 f"this engine has released {len(self.nonces)} rounds, and the checkpoint goes back behind them: training on from "
                 "there would release rounds twice, and ε counts them once"
             )
-        self._check_examples(state.get("examples"), run)
         if run != self.run and not self._recorded and len(nonces) < plan["participation"]["rounds"]:
             warnings.warn(_NO_RECORD.format(rounds=len(nonces)), stacklevel=2)
         self.abandon()
         self.loop += 1
         self.run, self.nonces = run, nonces
         self.assumed_independent = self.assumed_independent or state.get("assumed independent")
-
-    def _check_examples(self, record: dict[str, Any] | None, run: str) -> None:
-        """Raise ValueError if the examples in the `record` of `run` are others here; warn if that cannot be told."""
-        if self._rows is None:
-            return
-        if record is None:
-            warnings.warn(
-                "the checkpoint is of a version that noted no examples, so that whether this data set has its rows in that order "
-                f"cannot be told. {_SAME_EXAMPLES}: see to it yourself",
-                stacklevel=3,
-            )
-            return
-        if moved := self._rows.moved(record, run):
-            raise ValueError(
-                f"the data set is not the one that the checkpoint's run began with: {moved}. {_SAME_EXAMPLES}; in another order "
-                "each person would have a second person's turns as well. Make the data set as it was, with its rows in the same "
-                "order (sort files and keys by name, shuffle by a fixed seed, same transformations)"
-            )
-        if self._rows.uncompared(record):
-            warnings.warn(
-                "some values of the examples are others each time they are read, or of an unknown kind, and only the rest "
-                f"was compared with the run's. {_SAME_EXAMPLES}: see to it that the data set has its rows in the same order",
-                stacklevel=3,
-            )

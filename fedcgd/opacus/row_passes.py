@@ -60,18 +60,24 @@ def gpu_add_rows(device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Non
 def norms(passes: RowPasses, values: Tensor) -> Tensor:
     """L2 norm of each row, float64, shape (rows,): not finite where the row is not, and never too large for a float64."""
     rows, sums = values.numpy(), np.empty(len(values))
-    _in_parts(lambda first, last: passes.squares(rows[first:last], sums[first:last]), len(rows), values.numel())
+    if values.numel() < _FOR_THREADS:
+        passes.squares(rows, sums)
+        return torch.from_numpy(np.sqrt(sums))
+    _in_parts(lambda first, last: passes.squares(rows[first:last], sums[first:last]), len(rows))
     return torch.from_numpy(np.sqrt(sums))
 
 
 def add_rows(passes: RowPasses, total: Tensor, values: Tensor, factors: Tensor) -> None:
     """total += Σ_i factors[i]·values[i], in place; float64 `total` and `factors`. The same bits for any number of threads."""
     rows, weights, out = values.numpy(), factors.contiguous().numpy(), total.numpy()
-    _in_parts(lambda first, last: passes.add(rows, first, last, weights, out), values.shape[1], values.numel())
+    if values.numel() < _FOR_THREADS:
+        passes.add(rows, 0, values.shape[1], weights, out)
+        return
+    _in_parts(lambda first, last: passes.add(rows, first, last, weights, out), values.shape[1])
 
 
-def _in_parts(work: Callable[[int, int], None], size: int, numbers: int) -> None:
-    threads = min(torch.get_num_threads(), size) if numbers >= _FOR_THREADS else 1
+def _in_parts(work: Callable[[int, int], None], size: int) -> None:
+    threads = min(torch.get_num_threads(), size)
     if threads == 1:
         work(0, size)
         return

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-from fedcgd.opacus.clipped_sum import Clipped
-from fedcgd.opacus.gradient_forms import copy_of, octets_of
+from fedcgd.opacus.clipped_sum import Clipped, copy_of, octets_of
+from fedcgd.opacus.ghost import layer_type
 from fedcgd.opacus.ranks import Ranks
 
 
@@ -151,11 +151,6 @@ def set_gradient(parameter: nn.Parameter, values: Tensor) -> None:
 def local(value: Tensor) -> Tensor:
     """What of `value` is on this rank."""
     return value.to_local().detach() if isinstance(value, DTensor) else value
-
-
-def layer_type(layer: nn.Module) -> type[nn.Module]:
-    """The class of `layer`, which `fully_shard` may have replaced by one of its own."""
-    return type(layer).__mro__[2] if isinstance(layer, FSDPModule) else type(layer)
 
 
 def check_shards(module: nn.Module, ranks: int, mode: str, known: Collection[type[nn.Module]]) -> None:

@@ -19,9 +19,8 @@ from torch.utils.data import (
 
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.example_rows import origins_of, values_of
-from fedcgd.opacus.probing import same_random_numbers
-from fedcgd.opacus.shards import layer_type
+from fedcgd.opacus.earlier_runs import origins_of
+from fedcgd.opacus.ghost import layer_type
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
@@ -51,11 +50,6 @@ def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple
             "indices, or the same data set twice in a ConcatDataset): ε counts an example once in its round. To weigh examples, "
             "weigh their losses"
         )
-    if period := _period(data_loader.dataset):
-        raise ValueError(
-            f"the data set repeats itself after {period} examples (dataset[i % n], or a copy in a ConcatDataset): ε counts an "
-            "example once in its round. Leave the copies out, and train for more epochs"
-        )
     batches = len(data_loader)
     if not batches:
         raise ValueError(f"the data loader has no batch: its data set has {len(data_loader.dataset)} examples")  # type: ignore[arg-type]
@@ -74,24 +68,6 @@ def _repeated(dataset: Any) -> list[int]:
     origins = origins_of(dataset)
     last = {origin: i for i, origin in enumerate(origins)}
     return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
-
-
-def _period(dataset: Any) -> int:
-    """After how many examples `dataset` seems to begin again, once or up to seven times; 0 if it does not.
-
-    Four examples are compared with those a part of the data set later, by value. Where all four are alike, nothing is said.
-    """
-    size = len(dataset)
-    for times in range(2, 9):
-        length = size // times
-        if size % times or length < 2:
-            continue
-        places = sorted({0, 1, length // 3, length - 1})
-        with same_random_numbers(()):
-            first, later = ([values_of(dataset[i + shift]) for i in places] for shift in (0, length))
-        if first == later and len(set(first)) == len(places):
-            return length
-    return 0
 
 
 def check_parts(accumulation_steps: int, ranks: int) -> None:
@@ -164,6 +140,11 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
     _refuse_other_processes(module)
     if not isinstance(optimizer, optim.Optimizer):
         raise TypeError(f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}")
+    if type(optimizer).__module__.startswith("accelerate"):
+        raise TypeError(
+            "the optimizer was given to Accelerate's prepare() already: call make_private first, and then prepare(module, "
+            "optimizer) of what it returned, without the loader"
+        )
     known = set(module.parameters())
     given = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])  # in order
     if any(p not in known for p in given):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.linalg import solve_banded
+import scipy
 
 from fedcgd.mechanisms import Dense
 from fedcgd.mechanisms.dense import transposed_bands
@@ -133,11 +133,11 @@ def error_and_gradient(band: Matrix, workload: Workload = PREFIX_SUMS) -> tuple[
         rows = n - start
         unit = np.zeros((rows, stop - start))
         unit[np.arange(stop - start), np.arange(stop - start)] = 1
-        x = solve_banded((p - 1, 0), lower[:, start:], unit, overwrite_b=True, check_finite=False)
+        x = scipy.linalg.solve_banded((p - 1, 0), lower[:, start:], unit, overwrite_b=True, check_finite=False)
         y = np.cumsum(rates[start:] * _momentum(x, workload.momentum), axis=0)
         total += float(np.vdot(y, y))
         back = _momentum((rates[start:] * np.cumsum(y[::-1], axis=0)[::-1])[::-1], workload.momentum)[::-1]
-        u = solve_banded((0, p - 1), upper[:, start:], back, check_finite=False)
+        u = scipy.linalg.solve_banded((0, p - 1), upper[:, start:], back, check_finite=False)
         for lag in range(min(p, rows)):
             gradient[start : n - lag, lag] -= 2 * np.einsum("ij,ij->i", u[lag:], x[: rows - lag])
     return total / n, gradient / n

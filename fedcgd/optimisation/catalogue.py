@@ -5,9 +5,10 @@ Command line, run configurations, sweeps, ledgers and docs read this table. To a
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -37,15 +38,17 @@ from fedcgd.mechanisms import (
     SquareRootToeplitz,
     Toeplitz,
 )
-from fedcgd.mechanisms.mechanism import bandwidth
+from fedcgd.mechanisms.mechanism import Matrix, bandwidth
 from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress, banded, fitted, toeplitz
 from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
+from fedcgd.untrusted import MalformedError, Optional, conform, inflate, parse_json
 
-_FORMAT = 5  # raise it when an optimiser changes, so that older results are found no more
+_MOST_ENTRIES = 2**24  # of a matrix that is read: four times as many as `dense` makes
+_FORMAT = 6  # raise it when an optimiser changes, so that older results are found no more
 
 
 @dataclass(frozen=True)
@@ -330,16 +333,32 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
 
 
 def from_description(description: dict[str, Any]) -> Mechanism:
-    """The mechanism that `describe` described. Raises ValueError for an unknown name."""
-    numbers = dict(description)
-    name, normalize = numbers.pop("name"), numbers.pop("normalize", False)
+    """The mechanism that `describe` described. Raises ValueError for an unknown name, and for what it cannot have written."""
+    name = conform(description, {"name": str, str: object}, "a mechanism")["name"]
     cls = row_of(name).cls
+    parts = {"shape": [int], "band": str} if cls is Dense else {field.name: _form(field) for field in fields(cls)}
+    numbers = conform(description, {"name": str, "normalize": Optional(bool), **parts}, f"mechanism {name}")
     if cls is Dense:
-        band = np.frombuffer(zlib.decompress(base64.b64decode(numbers["band"])), "<f8")
-        mechanism: Mechanism = Dense(name, band.reshape(numbers["shape"]))
+        mechanism: Mechanism = Dense(name, _unpacked(numbers["band"], numbers["shape"]))
     else:
-        mechanism = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in numbers.items()})
-    return _normalized(mechanism) if normalize else mechanism
+        values = (numbers[part] for part in parts)
+        mechanism = cls(*(tuple(value) if isinstance(value, list) else value for value in values))
+    return _normalized(mechanism) if numbers.get("normalize") else mechanism
+
+
+def _form(field: Field[Any]) -> Any:
+    """What a description has for a field of a mechanism: a number, or a list of them."""
+    return [float] if "tuple" in str(field.type) else float
+
+
+def _unpacked(band: str, shape: Sequence[int]) -> Matrix:
+    size = math.prod(shape)
+    if len(shape) != np.ndim([[]]) or min(shape) < 1 or size > _MOST_ENTRIES:
+        raise MalformedError(f"a band has two sizes and at most {_MOST_ENTRIES} entries, got {list(shape)[:3]}")
+    packed = inflate(base64.b64decode(band, validate=True), 8 * size, "a band")
+    if len(packed) != 8 * size:
+        raise MalformedError(f"a band of shape {list(shape)} has {8 * size} bytes, got {len(packed)}")
+    return np.frombuffer(packed, "<f8").reshape(shape)
 
 
 def write_mechanism(mechanism: Mechanism, path: Path | str) -> None:
@@ -355,12 +374,12 @@ def read_mechanism(path: Path | str) -> Mechanism:
     A file is trusted to be what was wanted, not to be private: its noise is calibrated like that of any other mechanism.
     """
     try:
-        return from_description(json.loads(Path(path).read_text(encoding="utf-8")))
+        return from_description(parse_json(Path(path).read_text(encoding="utf-8"), dict, "the file"))
     except OSError as error:
         raise ValueError(
             f"{_FILE}:{path} cannot be read: {error.strerror}; write {_FILE}: and the path of a file"
         ) from error
-    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+    except ValueError as error:
         raise ValueError(
             f"{path} describes no mechanism ({error!r}); `write_mechanism` and `fedcgd curve` write such files"
         ) from error

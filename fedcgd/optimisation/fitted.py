@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+import scipy
 
 from fedcgd.mechanisms import LambdaCGD, Normalized, NuDPFTRL
 from fedcgd.mechanisms.mechanism import Toeplitz
@@ -73,7 +73,7 @@ def _search(
     if progress is not None:
         progress(_GRID, at(float(grid[least])))
     bounds = (float(grid[max(least - 1, 0)]), float(grid[min(least + 1, _GRID - 1)]))
-    return make(float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-5}).x))
+    return make(float(scipy.optimize.minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-5}).x))
 
 
 def _log_error(participation: Participation, quadratic: Quadratic, normalized: bool, one: Toeplitz) -> float:

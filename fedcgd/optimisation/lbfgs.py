@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import minimize
+import scipy
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.optimisation import Progress
@@ -63,7 +63,7 @@ def minimise(
     while True:
         value = best_value
         # An end by `gtol` or `ftol` would be one before the tolerance is met.
-        ended = minimize(
+        ended = scipy.optimize.minimize(
             seen,
             best,
             jac=True,

@@ -4,7 +4,7 @@ Problem P1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Mod
 """
 
 import numpy as np
-from scipy.linalg import solve_banded
+import scipy
 
 from fedcgd.mechanisms import Dense
 from fedcgd.mechanisms.dense import solve_transposed
@@ -83,7 +83,7 @@ def error_and_gradient(band: Matrix, form: Matrix) -> tuple[float, Matrix]:
     """
     n, p = band.shape
     x = solve_transposed(band, form)
-    u = solve_banded((p - 1, 0), np.ascontiguousarray(band.T), x, check_finite=False)
+    u = scipy.linalg.solve_banded((p - 1, 0), np.ascontiguousarray(band.T), x, check_finite=False)
     gradient = np.zeros((n, p))
     for lag in range(p):
         gradient[: n - lag, lag] = -2 * np.einsum("ij,ij->i", x[lag:], u[: n - lag])

@@ -7,7 +7,7 @@ the arguments (reverse mode).
 from collections.abc import Callable
 
 import numpy as np
-from scipy.signal import fftconvolve, lfilter
+import scipy
 
 from fedcgd.mechanisms.mechanism import Vector
 
@@ -25,11 +25,11 @@ def quotient(c: Vector, r: Vector) -> tuple[Vector, Callable[[Vector], tuple[Vec
         y, shape (n,), and `back`: derivative by y ↦ (derivative by c, shape (p,), derivative by r).
     """
     n, p = len(r), len(c)
-    y = np.asarray(lfilter([1.0], c[:n], r))
+    y = np.asarray(scipy.signal.lfilter([1.0], c[:n], r))
 
     def back(gradient: Vector) -> tuple[Vector, Vector]:
         # The adjoint of the solve is the same solve on reversed sequences.
-        w = np.asarray(lfilter([1.0], c[:n], gradient[::-1]))[::-1]
+        w = np.asarray(scipy.signal.lfilter([1.0], c[:n], gradient[::-1]))[::-1]
         return -np.pad(correlation(w, y, min(n, p)), (0, max(p - n, 0))), w
 
     return y, back
@@ -40,5 +40,5 @@ def correlation(w: Vector, y: Vector, lags: int) -> Vector:
     n = len(y)
     if lags <= _FEW:
         return np.array([w[lag:] @ y[: n - lag] for lag in range(lags)])
-    result: Vector = fftconvolve(w, y[::-1])[n - 1 : n - 1 + lags]
+    result: Vector = scipy.signal.fftconvolve(w, y[::-1])[n - 1 : n - 1 + lags]
     return result

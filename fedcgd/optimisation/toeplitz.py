@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import expit, log_softmax, logit, logsumexp
+import scipy
 
 from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
+from fedcgd.optimisation.bfgs import minimise_with_kinks
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.private_error import PrivateError, log_sensitivity, log_sensitivity_by_lags, private_error
 from fedcgd.optimisation.series import quotient
@@ -42,7 +43,7 @@ def banded_toeplitz(
     impulse = np.eye(1, n)[0]
 
     def coefficients(theta: Vector) -> Vector:
-        return np.concatenate([[1.0], np.cumprod(expit(theta))])
+        return np.concatenate([[1.0], np.cumprod(scipy.special.expit(theta))])
 
     def objective(theta: Vector) -> tuple[float, Vector]:
         c = coefficients(theta)
@@ -50,7 +51,7 @@ def banded_toeplitz(
         value, by_c, by_inverse = minimised(c, inverse)
         by_c = by_c + back(by_inverse)[0]
         # θ_m is in all c[l] with l ≥ m, whose logs change by 1 − sigmoid(θ_m).
-        by_theta: Vector = expit(-theta) * np.cumsum((by_c * c)[:0:-1])[::-1]
+        by_theta: Vector = scipy.special.expit(-theta) * np.cumsum((by_c * c)[:0:-1])[::-1]
         return value, by_theta
 
     ratios = np.arange(1.0, p)
@@ -68,10 +69,11 @@ def band_inv_mf(
     normalized: bool = False,
     progress: Progress | None = None,
 ) -> BandInvMF:
-    """The C⁻¹ with p Toeplitz coefficients of least error under a valid sensitivity, by L-BFGS from the best damped BISR.
+    """The C⁻¹ with p Toeplitz coefficients of least error under a valid sensitivity, by BFGS from the best damped BISR.
 
-    Were the leftmost columns taken for the sensitivity, as if C were monotone, the optimum would have negative Gram entries, and
-    an error far larger than it seems.
+    The sensitivity has kinks, where another lag has the largest product or an entry of C changes its sign. Were the leftmost
+    columns taken for it, as if C were monotone, the optimum would have negative Gram entries, and an error far larger than it
+    seems.
     """
     minimised = private_error(log_sensitivity_by_lags, participation, error, workload, quadratic, normalized)
     n, p = participation.rounds, _check(bandwidth, participation)
@@ -87,7 +89,7 @@ def band_inv_mf(
 
     starts = [power_coefficients(p, 0.5, 1 - damping)[1:] for damping in _DAMPINGS]
     start = min(starts, key=lambda free: objective(free)[0])
-    free, _ = minimise(objective, start, progress=progress)
+    free, _ = minimise_with_kinks(objective, start, progress=progress)
     return BandInvMF((1.0, *free.tolist()))
 
 
@@ -172,10 +174,10 @@ def _shortened(participation: Participation) -> Participation:
 
 def _stretched(short: BLT, factor: float) -> Vector:
     """The free numbers of a BLT whose memories are those of `short`, to the power of `factor`, in the proportion of t^(−1/2)."""
-    scales, logits = np.array(short.scales), logit(np.array(short.decays) / _LONGEST)
+    scales, logits = np.array(short.scales), scipy.special.logit(np.array(short.decays) / _LONGEST)
     longer = np.maximum(logits, factor * logits)
     total = min(float(scales.sum()), 1 - 1e-6)
-    return np.concatenate([[logit(total)], np.log(scales) - (longer - logits) / 2, longer])
+    return np.concatenate([[scipy.special.logit(total)], np.log(scales) - (longer - logits) / 2, longer])
 
 
 def _blt(x: Vector) -> BLT:
@@ -196,14 +198,14 @@ def _cut(series: Vector, size: int) -> Vector:
 def _buffers(x: Vector) -> tuple[Vector, Vector]:
     """(scales, decays) of the free numbers: the logit of the sum of the scales, then log weights, then logits of decays."""
     degree = len(x) // 2
-    scales: Vector = expit(x[0]) * np.exp(log_softmax(x[1 : degree + 1]))
-    return scales, _LONGEST * expit(x[degree + 1 :])
+    scales: Vector = scipy.special.expit(x[0]) * np.exp(scipy.special.log_softmax(x[1 : degree + 1]))
+    return scales, _LONGEST * scipy.special.expit(x[degree + 1 :])
 
 
 def _one_more(x: Vector, memory: float) -> Vector:
     """`x` with one more buffer, of a tenth of the weight of all others, that remembers about `memory` rounds."""
     weights, decays = x[1 : len(x) // 2 + 1], x[len(x) // 2 + 1 :]
-    weight = float(logsumexp(weights)) - math.log(10) if len(weights) else 0.0
+    weight = float(scipy.special.logsumexp(weights)) - math.log(10) if len(weights) else 0.0
     return np.concatenate([x[:1], weights, [weight], decays, [math.log(memory)]])
 
 
@@ -245,7 +247,7 @@ def _polynomials(x: Vector) -> tuple[Vector, Vector, Callable[[Vector, Vector], 
         # Scales are sigmoid(x_0) times a softmax.
         total = by_scale @ scales
         share = scales / scales.sum()
-        by_sum, by_weight = total * expit(-x[0]), scales * by_scale - share * total
+        by_sum, by_weight = total * scipy.special.expit(-x[0]), scales * by_scale - share * total
         return np.concatenate([[by_sum], by_weight, by_decay * decays * (1 - decays / _LONGEST)])
 
     return p, q, back

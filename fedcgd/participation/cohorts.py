@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fedcgd.participation import Participation
+from fedcgd.participation.user_ids import check_not_one_text
 
 _DRAWS = 2**64
 
@@ -21,6 +22,7 @@ class History:
 
     def with_round(self, round: int, users: Iterable[str]) -> "History":
         """The history after `users` took part in `round`; a round that is tried again counts once."""
+        check_not_one_text(users)
         counts, last_rounds = dict(self.counts), dict(self.last_rounds)
         for user in users:
             if last_rounds.get(user) != round:
@@ -34,6 +36,7 @@ def eligible(participation: Participation, round: int, users: Iterable[str], his
 
     Whoever is already counted in this very round may take part when it is tried again.
     """
+    check_not_one_text(users)
     k, b = participation.participations, participation.min_separation
     counts, last_rounds = history.counts, history.last_rounds
     allowed = []
@@ -71,6 +74,7 @@ def cohort(
     the same users. Guarantee: no sequence of calls, whatever is available, lets a user exceed `participation`, if each
     result is in the `history` of the next call.
     """
+    check_not_one_text(available)
     check_round(participation, round)
     b = participation.min_separation
     match participation.sampling:

@@ -1,7 +1,16 @@
 """The best recipe at an ε: who takes part when, with which noise, and how the model is moved. It looks at public numbers only."""
 
+from fedcgd.planning.input_mean import PrivateMean, private_mean
 from fedcgd.planning.landscape import LinearModel
-from fedcgd.planning.planner import PlannedRecipe, is_hopeless, plan_recipes, recommended, verdict, with_more_turns
+from fedcgd.planning.planner import (
+    PlannedRecipe,
+    expectation,
+    is_hopeless,
+    plan_recipes,
+    recommended,
+    verdict,
+    with_more_turns,
+)
 from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
@@ -14,14 +23,17 @@ __all__ = [
     "LinearModel",
     "Outcome",
     "PlannedRecipe",
+    "PrivateMean",
     "Question",
     "Recipe",
     "Rehearsal",
     "RehearsedRecipe",
     "as_python",
     "as_run_config",
+    "expectation",
     "is_hopeless",
     "plan_recipes",
+    "private_mean",
     "recommended",
     "rehearse",
     "verdict",

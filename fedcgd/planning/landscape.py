@@ -22,10 +22,9 @@ DEEP = 2.0
 _INPUT_DECAY = 0.8
 _LINEAR_ENERGY = 0.75
 _LINEAR_ENERGY_DECAY = 0.95
-_SHARED = 0.9
 """Of a linear model: direction i of the inputs has a share ∝ i^−_INPUT_DECAY of their square norm; of the loss log(classes),
-_LINEAR_ENERGY can be won, in parts ∝ i^−_LINEAR_ENERGY_DECAY. Of inputs that are not centred, _SHARED is the same for all. Found
-by trying on eleven sets; what they are matters little (docs/guides/planning.md)."""
+_LINEAR_ENERGY can be won, in parts ∝ i^−_LINEAR_ENERGY_DECAY. Found by trying on eleven
+sets; what they are matters little (docs/guides/planning.md)."""
 
 _SPECTRUM_ENERGY, _SPECTRUM_ENERGY_DECAY = 0.26, 0.92
 """Of a measured spectrum: the loss that is to be won in its directions, _SPECTRUM_ENERGY·i^−_SPECTRUM_ENERGY_DECAY."""
@@ -41,21 +40,26 @@ class LinearModel:
     Args:
         classes: how many outputs.
         features: how many inputs.
-        centred: whether each input is about zero on average, as after standardising; those of raw pixels are not.
+        mean_share: the part that the inputs' mean has of their square norm: 0 after standardising, 0.7 to 0.9 for raw pixels.
+            `private_mean` finds it of private inputs, within the budget.
 
     Raises:
-        ValueError: for fewer than two classes, or no feature.
+        ValueError: for fewer than two classes, no feature, and a share that is not in [0, 1).
     """
 
     classes: int
     features: int
-    centred: bool = True
+    mean_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("classes", 2), ("features", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
+        if not 0 <= self.mean_share < 1:
+            raise ValueError(
+                f"mean_share must be at least 0 and below 1, got {self.mean_share}: 0 for standardised inputs, 0.7 for pixels"
+            )
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Landscape:
         """
         middle, counts = _directions(model.features)
         inputs, energies = middle**-_INPUT_DECAY, middle**-_LINEAR_ENERGY_DECAY
-        shared, others = (0.0 if model.centred else _SHARED), model.classes - 1
+        shared, others = model.mean_share, model.classes - 1
         own = (1 - shared) * inputs / (inputs @ counts)
         won = _LINEAR_ENERGY * math.log(model.classes) / others * energies / (energies @ counts)
         return Landscape(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import count, product, takewhile
 
 from fedcgd.accounting import accountant, calibrate
 from fedcgd.accounting.selection import select_lambda, share_of_excess
@@ -21,7 +22,9 @@ from fedcgd.planning.theory import Outcome, expected_outcome
 WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("linear", 0.0), ("constant", 0.9), ("linear", 0.9))
 """Schedules and momenta that are tried."""
 STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30)
-"""Rounds in which everybody has a turn once; more are tried only where cohorts must be smaller."""
+"""Rounds in which everybody has a turn once; more, √2 times as many each, while they are better by LEVEL, or must be."""
+FEWER_TURNS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50)
+"""Of the whole batch, where each costs little to try: so that more turns never end with more loss."""
 SAMPLED_STEPS = {2, 3, 5, 10, 20}
 """Those of them that DP-SGD is tried at with a secret sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
@@ -30,13 +33,17 @@ _INDEPENDENT: tuple[SecretSampling, ...] = ("poisson", "random-allocation")  # w
 _SAMPLED_LAMBDAS, _SAMPLED_BANDS = (0.5, 0.8), (4, 8)  # each needs draws
 _MOST_BANDS = 32
 _NETWORK_STEPS = 20  # rounds of a turn that were best on 35 networks where theory holds others for as good
-_MOST_ROUNDS = 4000  # of what theory answers in seconds
+_MOST_ROUNDS = 4000  # unless a question says otherwise: of what theory answers in seconds
 _FEW = 2  # set-ups that a dear mechanism is tried at
 _WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the best, are not tried
 
 _NEARLY = 1.2  # of the least loss: what theory may be wrong about
 
-_NEXT_TO_NOTHING = 0.97  # of the loss that can be won is left
+HOPELESS = 10.0
+"""A signal to noise below which nothing useful was learned."""
+_WARNING = 30.0  # a signal to noise below which the noise wins
+_KEPT = ((HOPELESS, 0, 20), (_WARNING, 0, 40), (60, 0, 50), (120, 15, 80), (250, 40, 100), (1000, 60, 100))
+"""Below so much signal to noise, between so many percent of what a model gains over guessing without noise were kept."""
 
 _MUCH = 0.9  # of the loss: what twice the work should bring
 
@@ -125,9 +132,9 @@ def _tried(question: Question, progress: Progress) -> list[PlannedRecipe]:
         found += here
         loss = min((one.outcome.loss for one in here), default=math.inf)
         worse = worse + 1 if loss > _WORSE * least else 0
-        least = min(least, loss)
-        if worse == 2:
+        if worse == 2 or (steps > STEPS[-1] and loss > least * (1 - LEVEL)):
             break
+        least = min(least, loss)
     if not found:
         raise ValueError(
             f"no recipe has at most {question.max_rounds} rounds of at most {question.max_cohort} users; allow more of either"
@@ -146,28 +153,47 @@ def _tried(question: Question, progress: Progress) -> list[PlannedRecipe]:
 
 
 def is_hopeless(ranked: Sequence[PlannedRecipe]) -> bool:
-    """Whether theory expects even the best recipe to win next to nothing.
+    """Whether the noise hides all there is to learn, in each recipe.
 
     Args:
         ranked: what `plan_recipes` returned.
     """
-    return ranked[0].outcome.loss >= _NEXT_TO_NOTHING
+    return all(one.outcome.signal_to_noise < HOPELESS for one in ranked)
+
+
+def expectation(planned: PlannedRecipe) -> str:
+    """What signal and noise of a recipe let expect, in a sentence; a warning where the noise wins.
+
+    The ranges are those of six sets with 10 to 1000 users (docs/guides/planning.md), linear models and networks.
+    """
+    found = planned.outcome.signal_to_noise
+    low, high = next(((low, high) for below, low, high in _KEPT if found < below), (80, 100))
+    kept = (
+        f"Signal to noise {as_ratio(found)}: with as much, models kept {low} to {high} % of what they gain over guessing without "
+        f"noise. Without noise, descent would leave {as_part(planned.outcome.unlearned)} of the loss."
+    )
+    return f"Warning: the noise wins. {kept} More users, or a larger ε, help." if found < _WARNING else kept
 
 
 def recommended(ranked: Sequence[PlannedRecipe]) -> PlannedRecipe:
-    """The first; of correlated noise and DP-SGD that are as good, DP-SGD, unless it alone needs a secret.
+    """The best; of those that are as good the simplest: DP-SGD, unless it alone needs a secret, then λ-CGD, then others.
 
     Args:
         ranked: what `plan_recipes` returned.
     """
     correlated, plain = _best(ranked, correlated=True), _best(ranked, correlated=False)
-    if correlated is None or plain is None or abs(_gain(correlated, plain)) >= LEVEL:
-        return ranked[0]
+    if correlated is None or plain is None:
+        return correlated or plain or ranked[0]
+    if abs(_gain(correlated, plain)) >= LEVEL:
+        return correlated if _loss(correlated) < _loss(plain) else plain
     return correlated if _keeps_less(correlated, plain) else plain
 
 
 def _best(ranked: Sequence[PlannedRecipe], *, correlated: bool) -> PlannedRecipe | None:
-    return next((one for one in ranked if one.correlated == correlated), None)
+    """Of those of its kind that are as good as the first: what keeps nothing secret, then λ-CGD, then the first."""
+    kind = [one for one in ranked if one.correlated == correlated]
+    level = [one for one in kind if _gain(kind[0], one) < LEVEL]
+    return min(level, key=lambda one: (one.recipe.sampling != "none", one.mechanism.name != "lambda-cgd"), default=None)
 
 
 def _gain(one: PlannedRecipe, other: PlannedRecipe) -> float:
@@ -203,15 +229,10 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
         ranked: what `plan_recipes` returned.
     """
     if is_hopeless(ranked):
-        left = ranked[0].outcome.loss
-        expected = (
-            f"to end with more loss than it began with ({left:.3g} times as much, at best)"
-            if left >= 1
-            else f"to leave at least {left:.1%} of the loss that can be won"
-        )
+        most = max(one.outcome.signal_to_noise for one in ranked)
         return (
-            f"Nothing useful is to be expected at this budget: theory expects every recipe {expected}. What helps: more users, a "
-            "larger ε, or a smaller model."
+            f"Nothing useful is to be expected at this budget: the signal is at most {most:.2g} times the noise, and below "
+            f"{HOPELESS:g} models learned next to nothing. What helps: more users, or a larger ε."
         )
     correlated, plain = _best(ranked, correlated=True), _best(ranked, correlated=False)
     if correlated is None:
@@ -224,7 +245,13 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     if gain < LEVEL:
         level = "as good" if gain > -LEVEL else "better"
         return f"Correlated noise brings nothing here, DP-SGD is {level}: {_left(plain)}, and {_left(correlated)}."
-    return f"Correlated noise helps: {_left(correlated)}, and the best {_left(plain)}."
+    return f"Correlated noise helps: {_left(correlated)}, and the best {_left(plain)}.{_simpler(ranked, correlated)}"
+
+
+def _simpler(ranked: Sequence[PlannedRecipe], chosen: PlannedRecipe) -> str:
+    """What λ-CGD, the simplest correlated noise, leaves where another was chosen; a sentence, or nothing."""
+    found = next((one for one in ranked if one.mechanism.name == "lambda-cgd"), chosen)
+    return "" if chosen.mechanism.name == "lambda-cgd" or found is chosen else f" The simplest, {_left(found)}."
 
 
 def _left(one: PlannedRecipe) -> str:
@@ -232,6 +259,11 @@ def _left(one: PlannedRecipe) -> str:
     recipe = one.recipe
     who = recipe.who if recipe.steps == 1 or recipe.sampling == "none" else f"secret: {recipe.sampling}"
     return f"{one.mechanism.name} ({who}) leaves {as_part(one.outcome.loss)} of the loss"
+
+
+def as_ratio(signal_to_noise: float) -> str:
+    """A whole number, or two digits where it is small."""
+    return f"{signal_to_noise:.0f}" if signal_to_noise >= 10 else f"{signal_to_noise:.2g}"
 
 
 def as_part(loss: float) -> str:
@@ -244,34 +276,38 @@ def _loss(one: PlannedRecipe) -> float:
 
 
 def _preferred(question: Question, found: list[PlannedRecipe]) -> PlannedRecipe:
-    """Of those that are as good as the best, that with the fewest rounds; of a network about _NETWORK_STEPS a turn."""
+    """Of those that are as good as the best: the fewest rounds a turn (a network: about _NETWORK_STEPS), then the most turns."""
     steps = 1 if question.model is not None else _NETWORK_STEPS
     least = min(map(_loss, found))
     level = [one for one in found if one.outcome.loss <= least * (1 + LEVEL)]
-    return min(level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), one.recipe.rounds, one.outcome.loss))
+    return min(level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), -one.recipe.turns, one.outcome.loss))
 
 
 def _steps(question: Question) -> Iterator[int]:
-    """Rounds of a turn that the limits allow."""
-    least = question.least_steps
-    most = min(question.users, _MOST_ROUNDS, question.max_rounds or _MOST_ROUNDS)
+    """Rounds of a turn that the limits allow, fewest first."""
+    least, most = question.least_steps, min(question.users, _most_turns(question, 1))
+    further = takewhile(lambda steps: steps <= most, (round(STEPS[-1] * 2 ** (i / 2)) for i in count(1)))
     # As many as whole cohorts make: 100 users in 30 rounds are 3 in a round, and those have 33 rounds.
     for steps in sorted(
-        {question.users // (question.users // steps) for steps in {least, *STEPS} if least <= steps <= most}
+        {question.users // (question.users // steps) for steps in {least, *STEPS, *further} if least <= steps <= most}
     ):
         if steps <= most:
             yield steps
 
 
 def _most_turns(question: Question, steps: int) -> int:
-    return min(question.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS) // steps
+    return (question.max_rounds or _MOST_ROUNDS) // steps
+
+
+def _turns(question: Question, steps: int) -> list[int]:
+    """How many turns are tried: all that are allowed; of the whole batch fewer too, which a momentum may suit better."""
+    most = min(question.turns, _most_turns(question, steps))
+    fewer = [turns for turns in FEWER_TURNS if turns < most] if steps == 1 else []
+    return [*fewer, most] if most else []
 
 
 def _recipes(question: Question, steps: int, mechanism: str, sampling: Sampling) -> Iterator[Recipe]:
-    turns = min(question.turns, _most_turns(question, steps))
-    if turns < 1:
-        return
-    for schedule, momentum in WAYS:
+    for turns, (schedule, momentum) in product(_turns(question, steps), WAYS):
         yield Recipe(
             mechanism=mechanism, sampling=sampling, users=question.users, steps=steps, turns=turns, schedule=schedule,
             momentum=momentum,

@@ -18,7 +18,11 @@ from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.recipe import Recipe
 
-_FIRST, _RATES = 2, 25  # learning rates that are tried: progress of 2², each √2 times the one before, to 2¹⁴
+_FIRST, _LAST = 4, 28  # rates are tried at a progress of 2^(step/2), of these steps first
+_FURTHER, _FARTHEST = (
+    8,
+    120,
+)  # steps that are added while the best rate is the first or last that was tried; and no more
 _UNSTABLE = 1e6
 
 
@@ -30,17 +34,29 @@ class Outcome:
         learning_rate: the best one for updates clipped to norm 1: divide it by the clip norm.
         progress: how far a gradient that stays the same moves the model in all, at that rate.
         noise: the standard deviation of one coordinate of the last model in a flat direction, at that rate.
-        loss: what is left of the loss that can be won, with what the noise adds, as a part of what can be won.
+        unlearned: what descent without noise would leave of the loss that can be won, as a part of it.
+        loss: what is left of it with the noise.
     """
 
     learning_rate: float
     progress: float
     noise: float
+    unlearned: float
     loss: float
+
+    @property
+    def signal_to_noise(self) -> float:
+        """How far a gradient of norm 1 moves the model, over how far noise moves a weight: the same at any rate, for any model.
+
+        With the whole batch in each round it is users/σ, σ the noise of one release at the budget.
+        """
+        return self.progress / self.noise if self.noise else math.inf
 
 
 def expected_outcome(recipe: Recipe, mechanism: Mechanism, noise_multiplier: float, landscape: Landscape) -> Outcome:
     """The best of the learning rates, by the expected loss of the last model.
+
+    Rates are tried in steps of √2, and further ones until the best lies between others: it grows with users/σ, whatever they are.
 
     Args:
         recipe: who takes part when, and how the model is moved.
@@ -48,9 +64,20 @@ def expected_outcome(recipe: Recipe, mechanism: Mechanism, noise_multiplier: flo
         noise_multiplier: σ.
         landscape: what is descended on.
     """
-    unit = unit_progress(recipe)
-    rates = tuple(2.0 ** (_FIRST + step / 2) / unit for step in range(_RATES))
-    return _best_of(recipe, mechanism, noise_multiplier, landscape, rates)
+
+    def tried(first: int, last: int) -> list[Outcome]:
+        rates = tuple(2.0 ** (step / 2) / unit for step in range(first, last + 1))
+        return _outcomes(recipe, mechanism, noise_multiplier, landscape, rates)
+
+    unit, first, last = unit_progress(recipe), _FIRST, _LAST
+    found = tried(first, last)
+    while (best := min(found, key=lambda one: one.loss)) is found[-1] and last < _FARTHEST:
+        found += tried(last + 1, last + _FURTHER)
+        last += _FURTHER
+    while (best := min(found, key=lambda one: one.loss)) is found[0] and first > -_FARTHEST:
+        found = tried(first - _FURTHER, first - 1) + found
+        first -= _FURTHER
+    return best
 
 
 def outcome_at(
@@ -65,17 +92,19 @@ def outcome_at(
         landscape: what is descended on.
         learning_rate: the first one, for updates clipped to norm 1.
     """
-    return _best_of(recipe, mechanism, noise_multiplier, landscape, (learning_rate,))
+    return _outcomes(recipe, mechanism, noise_multiplier, landscape, (learning_rate,))[0]
 
 
-def _best_of(
+def _outcomes(
     recipe: Recipe, mechanism: Mechanism, sigma: float, landscape: Landscape, rates: tuple[float, ...]
-) -> Outcome:
-    losses, noises = _losses(recipe, mechanism, sigma, landscape, rates)
-    best = int(np.argmin(losses))
-    return Outcome(
-        rates[best], rates[best] * unit_progress(recipe), math.sqrt(float(noises[best])), float(losses[best])
-    )
+) -> list[Outcome]:
+    """That at each first learning rate."""
+    losses, unlearned, noises = _losses(recipe, mechanism, sigma, landscape, rates)
+    unit = unit_progress(recipe)
+    return [
+        Outcome(rate, rate * unit, math.sqrt(float(noise)), float(bias), float(loss))
+        for rate, loss, bias, noise in zip(rates, losses, unlearned, noises, strict=True)
+    ]
 
 
 def unit_progress(recipe: Recipe) -> float:
@@ -86,8 +115,8 @@ def unit_progress(recipe: Recipe) -> float:
 
 def _losses(
     recipe: Recipe, mechanism: Mechanism, sigma: float, landscape: Landscape, rates: tuple[float, ...]
-) -> tuple[Vector, Vector]:
-    """(expected loss, variance of the last model in a flat direction) at each first learning rate."""
+) -> tuple[Vector, Vector, Vector]:
+    """(expected loss, that without noise, variance of the last model in a flat direction) at each first learning rate."""
     curvatures = np.concatenate([[0.0], landscape.eigenvalues])
     left, weights = _last_model(
         recipe.rounds, recipe.workload.rates(recipe.rounds).tobytes(), recipe.momentum, rates, curvatures.tobytes()
@@ -100,10 +129,10 @@ def _losses(
         drawn = np.einsum("ij,ij->j", weights, weights).reshape(shape)
         spread = 0.0 if recipe.steps == 1 else 1 / (recipe.cohort * landscape.counts.sum())
         start = landscape.counts * landscape.energies
-        loss = left.reshape(shape)[:, 1:] ** 2 @ start
-        loss += (variance + spread * drawn)[:, 1:] @ (landscape.counts * landscape.eigenvalues)
-        loss /= start.sum()
-    return np.where(np.isfinite(loss), loss, np.inf), variance[:, 0]
+        unlearned = left.reshape(shape)[:, 1:] ** 2 @ start
+        loss = unlearned + (variance + spread * drawn)[:, 1:] @ (landscape.counts * landscape.eigenvalues)
+    finite = np.where(np.isfinite(loss), loss, np.inf)
+    return finite / start.sum(), unlearned / start.sum(), variance[:, 0]
 
 
 @lru_cache(maxsize=64)

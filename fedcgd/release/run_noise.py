@@ -70,7 +70,7 @@ class RunNoise:
 
         Args:
             total: the round's sum, in whole steps of the lattice.
-            earlier: the nonces under which the rounds before were released.
+            earlier: the nonces under which the rounds before were released, as they are when this is called.
             attempt: the number of earlier tries of the round.
             record: called with the nonce before there is noise of it; what it raises leaves `total` as it is.
             join: where `total` is a part of the round's sum: called with the part's nonce, before `record`, it gives one that is
@@ -82,6 +82,7 @@ class RunNoise:
         Raises:
             ValueError: for a round after the last.
         """
+        earlier = tuple(earlier)  # `record` may append to the very list that it was
         nonce = self._nonce_of(total, earlier, attempt)
         if join is not None:
             nonce = join(nonce)

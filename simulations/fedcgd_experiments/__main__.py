@@ -4,16 +4,17 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+import click
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fedcgd.cli.usage import CarefulCommand, CarefulGroup
+from fedcgd.cli.declare import Argument, Option, group_of
+from fedcgd.mechanisms.schedule import Schedule
+from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.comparison import epsilons, pick
@@ -21,34 +22,24 @@ from fedcgd_experiments.flower_command import flower_command
 from fedcgd_experiments.paper_studies import PAPER_STUDIES
 from fedcgd_experiments.people import PeopleTrainer
 from fedcgd_experiments.people_point import PeoplePoint
+from fedcgd_experiments.point import CentralPoint
 from fedcgd_experiments.results import Results, write_table
-from fedcgd_experiments.runner import Trainer, carry_out, within
+from fedcgd_experiments.runner import NEVER, Deadline, Trainer, carry_out, within
 from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Study
 from fedcgd_experiments.tables import Found, accuracy, fill, point_class
+from fedcgd_experiments.training import outcome, planned_rates, training, widened
 
-app = typer.Typer(
-    cls=CarefulGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
-)
-command = partial(app.command, cls=CarefulCommand)
 console = Console()
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(help="studies (`list` names them), or how the names of figures begin; all but figures if not given"),
+    Argument(help="studies (`list` names them), or how the names of figures begin; all but figures if not given"),
 ]
-Folder = Annotated[Path, typer.Option("--results", help="folder of the results, one file of JSON lines for each study")]
-DataDir = Annotated[str, typer.Option("--data-dir", help="folder of the task's files; the usual places if not given")]
+Folder = Annotated[Path, Option("--results", help="folder of the results, one file of JSON lines for each study")]
+DataDir = Annotated[str, Option("--data-dir", help="folder of the task's files; the usual places if not given")]
 
 
-class ImageFormat(StrEnum):
-    """What a plot is written as."""
-
-    PNG = "png"
-    SVG = "svg"
-
-
-@command("list")
 def list_command() -> None:
     """The studies: what each is of, its arms and its budget. Those named `figure-…` are of a paper, for GPUs.
 
@@ -59,17 +50,14 @@ def list_command() -> None:
         console.print(f"{study.name}: {study.title}; {budget}", highlight=False)
 
 
-@command("run")
 def run_command(
     studies: Names = None,
     results: Folder = Path("results"),
     data_dir: DataDir = "",
-    processes: Annotated[int, typer.Option(min=0, help="how many at once; 0: one for each core")] = 1,
-    nice: Annotated[int, typer.Option(min=0, max=19, help="how far to stand back for other programs")] = 0,
-    minutes: Annotated[float | None, typer.Option(help="stop after so many; call again to go on")] = None,
-    physical_batch: Annotated[
-        int, typer.Option(min=1, help="per-example gradients at a time; changes the memory")
-    ] = 512,
+    processes: Annotated[int, Option(min=0, help="how many at once; 0: one for each core")] = 1,
+    nice: Annotated[int, Option(type=click.IntRange(0, 19), help="how far to stand back for other programs")] = 0,
+    minutes: Annotated[float | None, Option(help="stop after so many; call again to go on")] = None,
+    physical_batch: Annotated[int, Option(min=1, help="per-example gradients at a time; changes the memory")] = 512,
 ) -> None:
     """Run what is missing of the studies, and print the accuracies of those that are complete.
 
@@ -85,7 +73,7 @@ def run_command(
         done = carry_out(
             study,
             Results(results / f"{study.name}.jsonl"),
-            trainer_of(study, data_dir, physical_batch),
+            trainer_of(study, data_dir, physical_batch, results / "checkpoints", late),
             processes=processes or os.cpu_count() or 1,
             console=console,
             late=late,
@@ -93,19 +81,67 @@ def run_command(
         failures += done.failures
         left += done.left
         if not done.left:
-            typer.echo(accuracy(results, study.name))
-    for line in failures:
-        console.print(line, style="red", markup=False)
-    if failures:
-        raise typer.Exit(1)
-    if left:
-        console.print(f"{left} trainings or more are left; call again to go on")
-        raise typer.Exit(3)
+            click.echo(accuracy(results, study.name))
+    _end(failures, left)
 
 
-@command("table")
+def train_command(
+    task: Annotated[str, Argument(help="the data, for example cifar10")],
+    model: Annotated[str, Argument(help="one of the task's models, for example scattering")],
+    mechanism: Annotated[str, Argument(help="with its number: dp-sgd, lambda-cgd:0.95, bisr:16, …")],
+    epsilon: Annotated[list[float], Option(help="repeat it for several")],
+    delta: float = 1e-5,
+    sampling: Annotated[Sampling, Option(help="of the batches; none: anybody may know them")] = "none",
+    epochs: int = 10,
+    steps: Annotated[int, Option(help="rounds of an epoch")] = 20,
+    learning_rate: Annotated[
+        list[float] | None,
+        Option(
+            help="repeat it to choose by validation; default: half, once and twice what theory expects, and on where that is best"
+        ),
+    ] = None,
+    momentum: float = 0.9,
+    schedule: Annotated[Schedule, Option(help="of the rate")] = "linear",
+    clip_norm: float = 1.0,
+    seeds: Annotated[int, Option(min=1, help="trainings whose test accuracies are averaged")] = 3,
+    results: Folder = Path("results"),
+    data_dir: DataDir = "",
+    processes: Annotated[int, Option(min=0, help="how many at once; 0: one for each core")] = 1,
+    nice: Annotated[int, Option(type=click.IntRange(0, 19), help="how far to stand back for other programs")] = 0,
+    minutes: Annotated[float | None, Option(help="stop after so many; call again to go on")] = None,
+    physical_batch: Annotated[int, Option(min=1, help="per-example gradients at a time")] = 512,
+) -> None:
+    """Train one model by one mechanism at each ε: the rate by validation examples, accuracy on test examples.
+
+    What the results hold is not run again, and a long training goes on from its last epoch: call again after an interruption.
+
+    Example: python -m fedcgd_experiments train cifar10 scattering-4 lambda-cgd:0.95 --epsilon 3 --epochs 60 --data-dir /tmp/data
+    """
+    os.nice(nice)
+    late = within(minutes)
+    trainer = CentralTrainer(
+        data_dir=data_dir or None, physical_batch=physical_batch, checkpoints=results / "checkpoints", late=late
+    )
+    point = CentralPoint(
+        task=task, model=model, mechanism=mechanism, sampling=sampling, epsilon=epsilon[0], delta=delta, steps=steps,
+        epochs=epochs, learning_rate=1.0, momentum=momentum, schedule=schedule, clip_norm=clip_norm, seed=0,
+    )  # fmt: skip
+    rates = {one: learning_rate or planned_rates(replace(point, epsilon=one), trainer) for one in sorted(epsilon)}
+    found, at_once = Results(results / f"{task}-{model}.jsonl"), processes or os.cpu_count() or 1
+    while not learning_rate:  # until the best of the planned rates lies between others
+        study = training(point, rates, seeds=0)
+        done = carry_out(study, found, trainer, processes=at_once, console=console, late=late)
+        before, rates = rates, widened(study, rates, found.rows())
+        if done.failures or done.left or rates == before:
+            break
+    study = training(point, rates, seeds)
+    done = carry_out(study, found, trainer, processes=at_once, console=console, late=late)
+    click.echo(outcome(study, found.rows()), nl=False)
+    _end(list(done.failures), done.left)
+
+
 def table_command(
-    output: Annotated[Path, typer.Argument(help="a CSV file to write")],
+    output: Annotated[Path, Argument(help="a CSV file to write")],
     studies: Names = None,
     results: Folder = Path("results"),
 ) -> None:
@@ -122,9 +158,8 @@ def table_command(
     console.print(f"{len(rows)} runs in {output}", highlight=False)
 
 
-@command("page")
 def page_command(
-    page: Annotated[Path, typer.Argument(help="a Markdown file with <!-- table: NAME --> … <!-- end -->", exists=True)],
+    page: Annotated[Path, Argument(help="a Markdown file with <!-- table: NAME --> … <!-- end -->")],
     results: Folder = Path("results"),
 ) -> None:
     """Write the tables of a page anew from results.
@@ -134,14 +169,13 @@ def page_command(
     page.write_text(fill(page.read_text(), results))
 
 
-@command("plot")
 def plot_command(
     results: Folder = Path("results"),
-    output: Annotated[Path, typer.Option(help="folder of the plots")] = Path("results/plots"),
-    epsilon: Annotated[float, typer.Option(help="of the picture of accuracy against work")] = 1.0,
-    format: Annotated[ImageFormat, typer.Option(help="of the files")] = ImageFormat.PNG,
+    output: Annotated[Path, Option(help="folder of the plots")] = Path("results/plots"),
+    epsilon: Annotated[float, Option(help="of the picture of accuracy against work")] = 1.0,
+    format: Annotated[Literal["png", "svg"], Option(help="of the files")] = "png",
 ) -> None:
-    """Draw what correlated noise gains (a heat map), accuracy against work, and running times if `runtime.jsonl` is there.
+    """Draw what correlated noise gains (a heat map) and accuracy against work; running times and λ where they were measured.
 
     Example: python -m fedcgd_experiments plot --results benchmarks/results --output benchmarks/results/plots
     """
@@ -152,9 +186,14 @@ def plot_command(
         "gains": lambda: plots.gains(found),
         "frontier": lambda: plots.frontier(found, epsilon),
         "runtime": lambda: plots.runtime_bars(timed),
+        **{
+            name: partial(plots.lambdas, Found.read(results, name))
+            for name in PAPER_STUDIES
+            if name.startswith(("figure-2", "figure-3", "figure-7")) and (results / f"{name}.jsonl").exists()
+        },
     }
     for name, draw in figures.items():
-        path = output / f"{name}.{format.value}"
+        path = output / f"{name}.{format}"
         try:
             plots.save(draw(), path)
         except ValueError as error:  # what this plot shows is missing; the others can still be drawn
@@ -163,12 +202,11 @@ def plot_command(
             console.print(str(path), markup=False)
 
 
-@command("flower")
 def flower_commands(
-    study: Annotated[str, typer.Argument(help="a study over examples")],
+    study: Annotated[str, Argument(help="a study over examples")],
     results: Folder = Path("results"),
     data_dir: DataDir = "",
-    gpus: Annotated[float, typer.Option(help="GPUs of one node; 0.25 lets four share one")] = 0,
+    gpus: Annotated[float, Option(help="GPUs of one node; 0.25 lets four share one")] = 0,
 ) -> None:
     """For each tuned arm the `flwr run` command that trains the same federated, one user per example.
 
@@ -177,7 +215,7 @@ def flower_commands(
     """
     (chosen,) = _chosen([study])
     if point_class(chosen) is PeoplePoint:
-        raise typer.BadParameter(f"{study} is of people: its points are `flwr run`'s settings already")
+        raise ValueError(f"{study} is of people: its points are `flwr run`'s settings already")
     found, trainer = Found.read(results, study), CentralTrainer(data_dir=data_dir or None)
     for epsilon in epsilons(chosen):
         for arm in chosen.arms:
@@ -185,14 +223,31 @@ def flower_commands(
             if best:
                 point = replace(best.point, seed=chosen.tests[0], split="test")
                 users = len(trainer.load(point).train)
-                typer.echo(flower_command(point, users=users, gpus=gpus, data_dir=data_dir or None))
+                click.echo(flower_command(point, users=users, gpus=gpus, data_dir=data_dir or None))
 
 
-def trainer_of(study: Study, data_dir: str = "", physical_batch: int = 512) -> Trainer:
+def _end(failures: list[str], left: int) -> None:
+    """Say what failed and how much is left, and exit with 1 or 3 then."""
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if failures:
+        raise SystemExit(1)
+    if left:
+        console.print(f"{left} trainings or more are left; call again to go on")
+        raise SystemExit(3)
+
+
+def trainer_of(
+    study: Study,
+    data_dir: str = "",
+    physical_batch: int = 512,
+    checkpoints: Path | None = None,
+    late: Deadline = NEVER,
+) -> Trainer:
     """What trains the points of `study`."""
     if point_class(study) is PeoplePoint:
         return PeopleTrainer(data_dir=data_dir)
-    return CentralTrainer(data_dir=data_dir or None, physical_batch=physical_batch)
+    return CentralTrainer(data_dir=data_dir or None, physical_batch=physical_batch, checkpoints=checkpoints, late=late)
 
 
 def _chosen(names: list[str] | None) -> list[Study]:
@@ -200,10 +255,23 @@ def _chosen(names: list[str] | None) -> list[Study]:
     for name in names or STUDIES:
         found = [name] if name in STUDIES else [figure for figure in PAPER_STUDIES if figure.startswith(name)]
         if not found:
-            raise typer.BadParameter(f"unknown study {name}; the studies are {', '.join(known)}")
+            raise ValueError(f"unknown study {name}; the studies are {', '.join(known)}")
         chosen |= {one: known[one] for one in found}
     return list(chosen.values())
 
+
+app = group_of(
+    {
+        "list": list_command,
+        "run": run_command,
+        "train": train_command,
+        "table": table_command,
+        "page": page_command,
+        "plot": plot_command,
+        "flower": flower_commands,
+    },
+    help=__doc__ or "",
+)
 
 if __name__ == "__main__":
     app()

@@ -1,9 +1,11 @@
 """Trains central points: softmax regression for many points at once, other models through the Opacus engine."""
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate
+from fedcgd.files import whole
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -21,7 +24,8 @@ from fedcgd.plan import Plan
 from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Setup, descent
 from fedcgd_experiments.results import Row
-from fedcgd_experiments.runner import grouped
+from fedcgd_experiments.runner import NEVER, Deadline, PausedError, grouped
+from fedcgd_experiments.study import identity
 from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.task import Data, Examples, Task, evaluate
 from fedcgd_simulations.tasks import get_task
@@ -34,10 +38,15 @@ CLAIM = ("noise_multiplier", "adjacency", "method")
 
 @dataclass(frozen=True, kw_only=True)
 class CentralTrainer:
-    """Trains `CentralPoint`s on the data in `data_dir`, with at most `physical_batch` per-example gradients at a time."""
+    """Trains `CentralPoint`s on the data in `data_dir`, with at most `physical_batch` per-example gradients at a time.
+
+    A training through the engine leaves a file in `checkpoints` after each epoch, to go on from; when `late` it stops there.
+    """
 
     data_dir: str | None = None
     physical_batch: int = 512
+    checkpoints: Path | None = None
+    late: Deadline = NEVER
 
     @property
     def point(self) -> type[CentralPoint]:
@@ -76,7 +85,10 @@ class CentralTrainer:
                 accuracies.append(evaluate(model, task, judged, batch=10_000))
         else:
             for one, plan in zip(points, plans, strict=True):
-                trained = train_engine(one, task, data.train, plan, physical_batch=self.physical_batch)
+                trained = train_engine(
+                    one, task, data.train, plan, physical_batch=self.physical_batch, late=self.late,
+                    checkpoint=None if self.checkpoints is None else self.checkpoints / _checkpoint_name(one),
+                )  # fmt: skip
                 accuracies.append(evaluate(trained, task, judged))
         seconds = round((time.process_time() - started) / len(points), 4)
         return [
@@ -90,6 +102,10 @@ class CentralTrainer:
 
     def _is_softmax(self, point: CentralPoint) -> bool:
         return _softmax(point.task, point.model or None, self.data_dir)
+
+
+def _checkpoint_name(point: CentralPoint) -> str:
+    return f"{hashlib.sha256(identity(point).encode()).hexdigest()[:24]}.pt"
 
 
 def check_steps(examples: int, steps: int) -> None:
@@ -131,10 +147,13 @@ def train_engine(
     physical_batch: int,
     grad_sample_mode: str = "ghost",
     watch: Callable[[int, nn.Module], None] | None = None,
+    checkpoint: Path | None = None,
+    late: Callable[[], bool] = lambda: False,
 ) -> nn.Module:
     """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one.
 
-    `watch` is called with the number of steps and the model after each of them.
+    `watch` is called with the number of steps and the model after each of them. After each epoch but the last the file
+    `checkpoint` is written, from which the next call goes on; if it is `late` then, PausedError is raised.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = task.model(point.seed).to(device)
@@ -154,7 +173,9 @@ def train_engine(
     assert rounds is not None
     inputs, targets = train.inputs.to(device), train.targets.to(device)
     module.train()
-    for _ in range(point.epochs):
+    if checkpoint is not None and checkpoint.exists():
+        scheduler.load_state_dict(engine.load_checkpoint(path=checkpoint, module=module, optimizer=private)["schedule"])
+    for epoch in range(rounds.released // point.steps + 1, point.epochs + 1):
         manager = BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical_batch, optimizer=private)
         with manager as physical:
             # The rows by index: the loader would collate them one by one.
@@ -167,6 +188,15 @@ def train_engine(
                     scheduler.step()
                     if watch is not None:
                         watch(rounds.released, model)
+        if checkpoint is not None and epoch < point.epochs:
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            state = {"schedule": scheduler.state_dict()}
+            with whole(checkpoint) as part:
+                engine.save_checkpoint(path=part, module=module, optimizer=private, checkpoint_dict=state)
+            if late():
+                raise PausedError(f"{epoch} of {point.epochs} epochs are done")
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
     return model
 
 

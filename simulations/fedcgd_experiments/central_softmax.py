@@ -52,8 +52,7 @@ def train_softmax(
     move = _moves(models, [how for _, how in runs], rounds)
     norms = torch.tensor([plan.clip_norm * (1 - MARGIN) for plan, _ in runs])
     noise = _Noise([plan for plan, _ in runs], key, models.shape[1])
-    choices, none = (lambda: key.choices_of("")), ReleaseTracker(plan, "", 1 / steps)
-    batches = RoundBatches(plan.participation, len(train), steps, choices, none)
+    batches = RoundBatches(plan.participation, len(train), steps, key.choices_of, ReleaseTracker(plan, "", 1 / steps))
     expected = len(train) / steps
     for round in range(rounds):
         batch = torch.from_numpy(batches.batch(round))

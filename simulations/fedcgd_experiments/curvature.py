@@ -7,18 +7,16 @@ ones depend on the learning rate, so each is found again for each rate that is t
 
 import math
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
+import click
 import numpy as np
-import typer
 from rich.console import Console
 from torch import nn
 
-from fedcgd.cli.options import takes
-from fedcgd.cli.usage import CarefulCommand, CarefulGroup
+from fedcgd.cli.declare import Argument, Option, group_of
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.public import pretrained
 from fedcgd_experiments.central import CentralTrainer, claim, plan_of, train_engine
@@ -32,23 +30,17 @@ from fedcgd_simulations.public import public_examples
 
 PRIVATE = "private examples, for the experiment alone: covered by no ε"
 
-app = typer.Typer(
-    cls=CarefulGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
-)
-command = partial(app.command, cls=CarefulCommand)
 console = Console()
 
 
-@command("run")
-@takes(Design)
 def run_command(
     design: Design,
-    output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
-    arm: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(ARMS)}; all if not given")] = None,
-    epsilon: Annotated[list[float] | None, typer.Option()] = None,
-    learning_rate: Annotated[list[float] | None, typer.Option()] = None,
-    tuning_seeds: Annotated[int, typer.Option(min=1)] = 2,
-    seeds: Annotated[int, typer.Option(min=0, help="for the test; 0: only tune")] = 10,
+    output: Annotated[Path, Option(help="JSON lines; what is there already is not run again")],
+    arm: Annotated[list[str] | None, Option(help=f"of {', '.join(ARMS)}; all if not given")] = None,
+    epsilon: Annotated[list[float] | None, Option()] = None,
+    learning_rate: Annotated[list[float] | None, Option()] = None,
+    tuning_seeds: Annotated[int, Option(min=1)] = 2,
+    seeds: Annotated[int, Option(min=0, help="for the test; 0: only tune")] = 10,
 ) -> None:
     """Tune the learning rate of each kind of noise at each ε by validation examples, then judge it by the test's."""
     results = Results(output)
@@ -60,23 +52,21 @@ def run_command(
     for line in done.failures:
         console.print(line, style="red", markup=False)
     if done.failures:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
-@command("certificate")
-@takes(Design)
 def certificate_command(
     design: Design,
-    output: Annotated[Path, typer.Option(help="JSON lines, appended")],
-    arm: Annotated[str, typer.Option(help=f"one of {', '.join(ARMS)}")] = NOISE_CURVE,
-    epsilon: Annotated[float, typer.Option()] = 8.0,
-    learning_rate: Annotated[float, typer.Option()] = 0.5,
-    examples: Annotated[int, typer.Option(min=1, help="whose Hessian is looked at")] = 180,
-    eigenvalues: Annotated[int, typer.Option(min=1, help="of the bound")] = 10,
-    seed: Annotated[int, typer.Option(min=0, max=TEST_SEEDS - 1)] = 0,
-    every: Annotated[int, typer.Option(min=1, help="steps between two looks")] = 21,
+    output: Annotated[Path, Option(help="JSON lines, appended")],
+    arm: Annotated[str, Option(help=f"one of {', '.join(ARMS)}")] = NOISE_CURVE,
+    epsilon: Annotated[float, Option()] = 8.0,
+    learning_rate: Annotated[float, Option()] = 0.5,
+    examples: Annotated[int, Option(min=1, help="whose Hessian is looked at")] = 180,
+    eigenvalues: Annotated[int, Option(min=1, help="of the bound")] = 10,
+    seed: Annotated[int, Option(type=click.IntRange(0, TEST_SEEDS - 1))] = 0,
+    every: Annotated[int, Option(min=1, help="steps between two looks")] = 21,
     also_private: Annotated[
-        bool, typer.Option("--also-private", help="look at private examples too: for experiments alone, no ε covers it")
+        bool, Option("--also-private", help="look at private examples too: for experiments alone, no ε covers it")
     ] = False,
 ) -> None:
     """Whether the Hessian that noise was fitted to bounds those along a run: ρ, and the ratio of eigenvalues.
@@ -114,8 +104,7 @@ def certificate_command(
     train_engine(point, task, data.train, plan, physical_batch=512, watch=look)
 
 
-@command("tuned")
-def tuned_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
+def tuned_command(results: Annotated[list[Path], Argument(help="files that `run` wrote")]) -> None:
     """Validation accuracy of each kind of noise of each file at its best η: all that a choice between designs may look at."""
     found = {path: tuned(Results(path).rows()) for path in results}
     epsilons = sorted({epsilon for of_arms in found.values() for _, epsilon in of_arms})
@@ -124,20 +113,19 @@ def tuned_command(results: Annotated[list[Path], typer.Argument(help="files that
         for each in [arm for arm in ARMS if any(arm == of for of, _ in of_arms)]:
             row = [one.validation if (one := of_arms.get((each, e))) else math.nan for e in epsilons]
             lines.append([path.name, each, *(f"{100 * value:.1f}" for value in [*row, fmean(row)])])
-    typer.echo(markdown(["file", "noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), "mean"], lines))
+    click.echo(markdown(["file", "noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), "mean"], lines))
 
 
-@command("compare")
-def compare_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
+def compare_command(results: Annotated[list[Path], Argument(help="files that `run` wrote")]) -> None:
     """Mean test accuracy of each kind of noise at each ε, and the tests of which is better."""
     runs = [row for path in results for row in Results(path).rows()]
     for task in dict.fromkeys(row["task"] for row in runs):
         own = [row for row in runs if row["task"] == task]
         found = tuned(own)
         epsilons = sorted({epsilon for _, epsilon in found})
-        typer.echo(f"{task}: test accuracy, ± standard deviation, at the tuned η. {claims(own)}\n")
+        click.echo(f"{task}: test accuracy, ± standard deviation, at the tuned η. {claims(own)}\n")
         lines = [[each, *(_cell(found.get((each, epsilon))) for epsilon in epsilons)] for each in ARMS]
-        typer.echo(markdown(["noise", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines))
+        click.echo(markdown(["noise", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines))
         head = ["ε", "noise", "against", "difference", "p (permutation)", "Holm", "p (paired t)", "seeds"]
         lines = [
             [
@@ -146,13 +134,18 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
             ]
             for row in compare(own)
         ]  # fmt: skip
-        typer.echo(markdown(head, lines))
+        click.echo(markdown(head, lines))
 
 
 def _cell(one: Tuned | None) -> str:
     found = spread(one.tests.values()) if one else ""
     return f"{found} (η {one.learning_rate:g})" if one and found else "–"
 
+
+app = group_of(
+    {"run": run_command, "certificate": certificate_command, "tuned": tuned_command, "compare": compare_command},
+    help=__doc__ or "",
+)
 
 if __name__ == "__main__":
     app()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from fedcgd.accounting.selection import select_lambda
+from fedcgd.cli.declare import Option
 from fedcgd.optimisation.catalogue import MechanismSpec, write_mechanism
 from fedcgd.optimisation.fitted import lambda_cgd
 from fedcgd.optimisation.noise_curve import BARRIER, noise_curve
@@ -31,18 +31,16 @@ FILES = {FITTED_LAMBDA: "lambda", NOISE_CURVE: "noise-curve"}
 class Design:
     """What is common to all runs, as it is said on the command line: data, batches, bands, what noise is fitted to."""
 
-    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")]
-    folder: Annotated[
-        Path, typer.Option(help="of the fitted mechanisms, found once for each rate: the budget has no part")
-    ]
-    task: Annotated[str, typer.Option()] = "digits"
-    model: Annotated[str, typer.Option()] = "tanh-cnn"
-    batch: Annotated[int, typer.Option(min=1)] = 60
-    epochs: Annotated[int, typer.Option(min=1)] = 10
-    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16
-    clip_norm: Annotated[float, typer.Option()] = 1.0
-    delta: Annotated[float, typer.Option()] = 1e-5
-    barrier: Annotated[float, typer.Option(min=0, help="against large noise in a round, of NoiseCurve")] = BARRIER
+    spectrum: Annotated[Path, Option(help="what `fedcgd curve` measured")]
+    folder: Annotated[Path, Option(help="of the fitted mechanisms, found once for each rate: the budget has no part")]
+    task: Annotated[str, Option()] = "digits"
+    model: Annotated[str, Option()] = "tanh-cnn"
+    batch: Annotated[int, Option(min=1)] = 60
+    epochs: Annotated[int, Option(min=1)] = 10
+    bands: Annotated[int, Option(min=1, help="of band-mf and NoiseCurve")] = 16
+    clip_norm: Annotated[float, Option()] = 1.0
+    delta: Annotated[float, Option()] = 1e-5
+    barrier: Annotated[float, Option(min=0, help="against large noise in a round, of NoiseCurve")] = BARRIER
 
     @cached_property
     def fitted_to(self) -> Spectrum:

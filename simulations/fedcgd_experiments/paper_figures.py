@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from fedcgd.cli.declare import Option, of_function
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
 from fedcgd_experiments.paper_numbers import FIGURES, Numbers
@@ -25,7 +25,6 @@ from fedcgd_experiments.plots import save
 from fedcgd_experiments.runner import within
 from fedcgd_simulations.report import write_json
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 _LINES = ("-", "--", ":", "-.")  # readable without colour
 
@@ -169,23 +168,22 @@ DRAWN: dict[str, Callable[[Numbers], Figure]] = {
 """How each figure is drawn; "example-b1" is numbers alone."""
 
 
-@app.command()
 def main(
-    numbers: Annotated[Path, typer.Option(help="JSON file of the numbers; figures that it has are not computed again")],
-    output: Annotated[Path, typer.Option(help="folder of the plots")],
-    only: Annotated[list[str] | None, typer.Option(help="a figure's name; repeat it; all if not given")] = None,
-    minutes: Annotated[float, typer.Option(help="begin no other figure after so many minutes")] = 60.0,
+    numbers: Annotated[Path, Option(help="JSON file of the numbers; figures that it has are not computed again")],
+    output: Annotated[Path, Option(help="folder of the plots")],
+    only: Annotated[list[str] | None, Option(help="a figure's name; repeat it; all if not given")] = None,
+    minutes: Annotated[float, Option(help="begin no other figure after so many minutes")] = 60.0,
 ) -> None:
     """Compute and draw the figures."""
     if unknown := set(only or ()) - set(FIGURES):
-        raise typer.BadParameter(f"unknown figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+        raise ValueError(f"unknown figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     known: dict[str, Any] = json.loads(numbers.read_text()) if numbers.exists() else {}
     late = within(minutes)
     for name in only or FIGURES:
         if name not in known:
             if late():
                 console.print(f"{name} and what comes after it is left; call again to go on")
-                raise typer.Exit(3)
+                raise SystemExit(3)
             started = time.process_time()
             found = FIGURES[name]()
             known[name] = found | {"cpu_seconds": round(time.process_time() - started, 1)}
@@ -194,6 +192,8 @@ def main(
             save(DRAWN[name](known[name]), output / f"paper-{name}.png")
         console.print(f"{name}: {known[name]['cpu_seconds']} s of processor time", highlight=False)
 
+
+app = of_function(main)
 
 if __name__ == "__main__":
     app()

@@ -1,5 +1,6 @@
 """Plots of studies: the gain of correlated noise as a heat map, and accuracy against work; readable without colour."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -109,6 +110,28 @@ def frontier(studies: Sequence[Found], epsilon: float) -> Figure:
 def _means(found: Sequence[Tuned]) -> tuple[list[float], list[float]]:
     values = [[100 * value for value in one.accuracies.values()] for one in found]
     return [fmean(v) for v in values], [float(sem(v)) for v in values]
+
+
+def lambdas(found: Found) -> Figure:
+    """Test accuracy of DP-λCGD against λ (0 is DP-SGD), the rate tuned for each λ; a line for each ε, ± standard deviation."""
+    figure, axes = plt.subplots(figsize=(5.5, 3.8), layout="constrained")
+    for epsilon, line in zip(epsilons(found.study), itertools.cycle(("-", "--", ":", "-."))):
+        shown = sorted(
+            (float(one.point.mechanism.partition(":")[2] or 0), [100 * value for value in one.accuracies.values()])
+            for one in found.tuned
+            if one.setting["epsilon"] == epsilon and one.accuracies
+        )
+        if shown:
+            x, tests = zip(*shown, strict=True)
+            means, spreads = [fmean(row) for row in tests], [float(np.std(row)) for row in tests]
+            axes.errorbar(x, means, yerr=spreads, linestyle=line, marker="o", capsize=2, label=f"ε = {epsilon:g}")
+    if not axes.containers:
+        raise ValueError(f"no arm of {found.study.name} is complete")
+    row = next(iter(found.tuned[0].tests.values()))
+    title = f"{found.study.title}: {row['task']}, {row['model']}, δ = {row['delta']:g}"
+    axes.set(xlabel="λ (0: DP-SGD)", ylabel="test accuracy, %", title=title)
+    axes.legend()
+    return figure
 
 
 def runtime_bars(records: Sequence[Record]) -> Figure:

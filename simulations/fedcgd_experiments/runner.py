@@ -40,6 +40,23 @@ def grouped(points: Sequence[P], alike: Callable[[P], Hashable | None], *, most:
     return [group[first : first + most] for group in groups.values() for first in range(0, len(group), most)]
 
 
+class PausedError(Exception):
+    """Time was up before the end of a training that goes on from its checkpoint the next time."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Whether a time of the machine's clock (`time.monotonic`) is over; the same in all processes."""
+
+    end: float = float("inf")
+
+    def __call__(self) -> bool:
+        return time.monotonic() > self.end
+
+
+NEVER = Deadline()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a call of `carry_out` ended: what failed, a line each, and how many trainings are still missing, at least."""
@@ -69,6 +86,8 @@ def carry_out(
         while todo := [p for p in missing(study, known(results.rows(), trainer.point)) if p not in failed]:
             bar = progress.add_task(study.name, total=len(todo))
             for group, rows in _trained(trainer, trainer.groups(todo), results.rows(), processes, late):
+                if isinstance(rows, PausedError):
+                    continue
                 if isinstance(rows, Exception):
                     failed.update(group)
                     failures.append(
@@ -111,7 +130,6 @@ def _start(nice: int) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def within(minutes: float | None) -> Callable[[], bool]:
+def within(minutes: float | None) -> Deadline:
     """Whether so many minutes have gone since this call; never for None."""
-    end = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    return lambda: time.monotonic() > end
+    return NEVER if minutes is None else Deadline(time.monotonic() + 60 * minutes)

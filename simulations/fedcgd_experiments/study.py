@@ -119,8 +119,10 @@ def identity(point: Any) -> str:
 def best(study: Study, arm: str, setting: Values, known: Known) -> tuple[Point, float] | None:
     """The finalist with the highest mean accuracy over the tuning seeds, the first of equals, and that mean.
 
-    None while some have not been run, and if none of them finished.
+    None while some have not been run, and if none of them finished. One candidate needs no tuning: its mean is NaN.
     """
+    if study.candidates == 1:
+        return study.points(arm, setting)[0], math.nan
     finalists = _finalists(study, arm, setting, known)
     scores = [_mean([seeded(point, seed) for seed in study.tuning], known) for point in finalists]
     if not scores or any(math.isnan(score) for score in scores) or max(scores) == -math.inf:
@@ -134,7 +136,7 @@ def missing(study: Study, known: Known) -> list[Point]:
     wanted: list[Point] = []
     for setting in study.settings:
         for arm in study.arms:
-            wanted += study.points(arm, setting)
+            wanted += study.points(arm, setting) if study.candidates > 1 else []
             wanted += [seeded(p, seed) for p in _finalists(study, arm, setting, known) for seed in study.tuning]
             chosen = best(study, arm, setting, known)
             if chosen:

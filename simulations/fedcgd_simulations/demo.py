@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.cli.declare import Option, of_function
 from fedcgd.planning import LinearModel, Question, plan_recipes
 from fedcgd.planning.render import run_configuration
 from fedcgd_simulations.flower_runs import local_superlink, run_app
@@ -19,7 +19,7 @@ from fedcgd_simulations.report import plot_accuracy, summary
 
 USERS, COHORT, TURNS, DELTA = 1260, 60, 10, 1e-5
 """The task: 1260 users with one digit each, of whom the server reaches 60 in a round, and each at most ten times."""
-MODEL = LinearModel(classes=10, features=64, centred=False)
+MODEL = LinearModel(classes=10, features=64, mean_share=0.9)
 """Softmax regression on pixels."""
 
 
@@ -97,9 +97,9 @@ def _named(run: dict[str, Any]) -> str:
 
 
 def main(
-    results: Annotated[Path, typer.Option(help="Folder for the JSON files and the plot.")] = Path("results"),
-    epsilon: Annotated[float, typer.Option(help="Budget ε of each run.")] = 4.0,
-    seed: Annotated[int, typer.Option(help="Simulation seed: the runs can be repeated, and are not private.")] = 0,
+    results: Annotated[Path, Option(help="Folder for the JSON files and the plot.")] = Path("results"),
+    epsilon: Annotated[float, Option(help="Budget ε of each run.")] = 4.0,
+    seed: Annotated[int, Option(help="Simulation seed: the runs can be repeated, and are not private.")] = 0,
 ) -> None:
     """Train with DP-SGD at its best and with the planner's recipe, by `flwr run`, and compare them.
 
@@ -121,7 +121,7 @@ def main(
                 runs.append(run_app(environment, config, progress=partial(_show, bars, bar)))
     except RuntimeError as error:
         console.print(f"Failed: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from error
+        raise SystemExit(1) from error
     plot = folder / "digits-demo.png"
     plot_accuracy(plot, [run | {"label": _named(run)} for run in runs])
     console.print(table(runs))
@@ -136,6 +136,4 @@ def _show(bars: Progress, bar: TaskID, round: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    app()
+    of_function(main)()

@@ -97,6 +97,13 @@ def _warn_of_slow_evaluation(model: nn.Module, task: Task, test: Examples) -> No
         )
 
 
+def some_of(examples: Examples, number: int, seed: int) -> Examples:
+    """So many of `examples`, drawn by the seed, in their order (files may be sorted by class); all of them for 0."""
+    if not 0 < number < len(examples):
+        return examples
+    return examples.take(np.sort(np.random.default_rng(seed).choice(len(examples), number, replace=False)))
+
+
 def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     """The figures of a run, all of whose rounds are released. Raises IncompleteRunError otherwise."""
     task = get_task(settings.task, model=settings.model or None, data_dir=settings.data_dir)
@@ -114,7 +121,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     model = task.model(settings.seed)
     strategy = strategy_of(settings, plan, users)
 
-    test = data.test.take(np.arange(min(settings.test_examples or len(data.test), len(data.test))))
+    test = some_of(data.test, settings.test_examples, settings.seed)
     _warn_of_slow_evaluation(model, task, test)
 
     def evaluate_released(release: int, arrays: ArrayRecord) -> MetricRecord:

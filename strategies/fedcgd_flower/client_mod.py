@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
-from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages
 from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of, is_private_evaluation
-from fedcgd_flower.flower_private import log_error, log_warning, mods_after
+from fedcgd_flower.flower_private import is_client_fn, is_privacy_mod, log_error, log_warning, mods_after
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.node_replies import keeper_reply, sum_reply
@@ -84,13 +83,13 @@ class ClippedUpdateMod:
             return call_next(message, context)
         if (answered := keeper_reply(message, context, self.keepers)) is not None:
             return answered
-        spoiled = any(_is_privacy_mod(mod) for mod in mods_after(call_next))
+        problem = _problem(call_next)
         if messages.is_users_query(message):
-            user = self.user(context)
-            answer = "another privacy mod" if spoiled else "no user id" if user is None else [user]
-            return messages.users_reply(message, answer, single=True)
-        if spoiled:
-            raise ValueError(f"this node cannot take part: {messages.PROBLEMS['another privacy mod']}")
+            if problem is not None:
+                return messages.problem_reply(message, problem)
+            return messages.users_reply(message, lambda: [cast(str, self.user(context))], single=True)
+        if problem is not None:
+            raise ValueError(f"this node cannot take part: {messages.PROBLEMS[problem]}")
         messages.check_masked(message, self.keepers)
         if self.keepers is not None:
             return _train_masked(message, context, call_next, self.keepers, self.user(context) or _THIS)
@@ -214,5 +213,8 @@ def _check_single_user(task: TrainTask) -> None:
         raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
 
 
-def _is_privacy_mod(mod: Any) -> bool:
-    return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)
+def _problem(call_next: CallNext) -> messages.Problem | None:
+    """What of the app behind the mod keeps the node from taking part."""
+    if is_client_fn(call_next):
+        return "client_fn"
+    return "another privacy mod" if any(map(is_privacy_mod, mods_after(call_next))) else None

@@ -16,6 +16,7 @@ from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, eligible
 from fedcgd_flower.flower_private import is_simulation, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
+from fedcgd_flower.keeper_suspects import NodeSuspects
 from fedcgd_flower.user_directory import NodeIds, UserDirectory, balance_users, nodes_of_all
 
 EXPECTED_USERS = "expected_users"
@@ -55,9 +56,17 @@ class CohortSelector:
             self._lost.add(lost)
 
     def wait_for(
-        self, round: int, grid: Grid, directory: UserDirectory, ledger: Ledger, key: NoiseKey
+        self,
+        round: int,
+        grid: Grid,
+        directory: UserDirectory,
+        ledger: Ledger,
+        key: NoiseKey,
+        suspects: NodeSuspects | None = None,
     ) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
+
+        Of nodes that are suspected of spoiling sums half are held back, where enough users are at others.
 
         Raises ValueError if fewer users than expected are there before the first round, or nodes whose users nobody knows; if it
         is the joint budget that refuses the others, without waiting for what cannot come.
@@ -70,9 +79,17 @@ class CohortSelector:
             nodes = self._within_budget(directory.refresh(grid))
             history = ledger.history(list(nodes))
             may_begin = round > 0 or self._may_begin(len(nodes), directory, grid)
-            users = self._drawn(round, nodes, history, choices_key) if may_begin else None
-            if users is not None:
-                return balance_users(users, nodes, avoid=self._doubtful(nodes))
+            chosen: dict[str, int] | None = None
+            least = 1 if suspects is None else suspects.least
+            for allowed in directory.allowed(nodes, suspects) if may_begin else ():
+                users = self._drawn(round, allowed, history, choices_key)
+                if users is not None:
+                    users = spread(self._participation, round, users, allowed, history, least=least, key=choices_key)
+                chosen = None if users is None else balance_users(users, allowed, avoid=self._doubtful(nodes))
+                if chosen is not None and len(set(chosen.values())) >= least:
+                    break
+            if chosen is not None:
+                return chosen
             now = time.monotonic()
             before, there = there, (directory.connected, len(directory.unable), len(nodes))
             changed = changed if there == before else now
@@ -219,7 +236,12 @@ class CohortSelector:
         unsaid = directory.silent - len(directory.unable)
         parts = [
             (unsaid, "node has", "nodes have", f"not said which users they host: {slow}"),
-            (directory.claimed_twice, "user is", "users are", "claimed by more than one node and not asked"),
+            (
+                directory.claimed_twice,
+                "user is",
+                "users are",
+                f"claimed by more than one node and not asked ({directory.claimants})",
+            ),
             (refused, "user was", "users were", "claimed by a node that may not speak for them"),
             (self.over_budget, "more has", "more have", "no budget left after earlier runs"),
         ]
@@ -338,6 +360,29 @@ def can_replace(
     turns = sum(k - history.counts.get(user, 0) for user in reachable)
     first_rounds = max(0, min(b, participation.rounds) - 1 - round)
     return waiting - fresh >= size * first_rounds and turns - fresh >= size * (participation.rounds - round - 1)
+
+
+def spread(
+    participation: Participation,
+    round: int,
+    users: list[str],
+    nodes: Mapping[str, NodeIds],
+    history: History,
+    *,
+    least: int,
+    key: bytes,
+) -> list[str]:
+    """The cohort `users`, with some of other nodes in place of a few, so that it is at `least` nodes, if that can be."""
+    chosen = list(users)
+    while len(at := Counter(balance_users(chosen, nodes).values())) < min(least, len(users)):
+        others = [user for user, where in nodes.items() if at.keys().isdisjoint(where)]
+        more = cohort(participation, round, others, history, cohort_size=1, key=key)
+        if more is None:
+            return users
+        [crowded] = at.most_common(1)
+        chosen.remove(next(user for user in reversed(chosen) if crowded[0] in nodes[user]))
+        chosen = sorted(chosen + more)
+    return chosen
 
 
 def cohort_shortfall(

@@ -23,6 +23,7 @@ from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.numeric import so_many
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release import RecordedReleases, lattice_of
+from fedcgd_flower.cohort_selection import spread
 from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
 from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner import record_keys_of
@@ -35,7 +36,7 @@ from fedcgd_flower.replies import sum_of_replies
 from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.send_and_receive import send_and_receive
 from fedcgd_flower.training_rounds import TrainingRounds
-from fedcgd_flower.user_directory import NodeIds, balance_users
+from fedcgd_flower.user_directory import UserDirectory, balance_users
 
 _Answers = Sequence[tuple[Message | None, TrainTask]]
 
@@ -100,26 +101,27 @@ class Evaluator:
         layout: Layout,
         config: ConfigRecord,
         grid: Grid,
-        nodes: Mapping[str, NodeIds],
+        directory: UserDirectory,
         timeout: float,
     ) -> MetricRecord | None:
-        """What users measured of the model that is release number `release`, with noise; None if it could not be measured.
-
-        `nodes` says at which nodes each user can be asked.
-        """
+        """What users measured of the model that is release number `release`, with noise; None if it could not be measured."""
         plan, round = self.evaluation.plan, self._record.count
         if round >= plan.participation.rounds:  # keepers can spend one that then is missing at the end
             log_warning(f"no evaluation: all {round} that are planned are released or spent")
             return None
+        if self._openings is not None and (why := self._openings.suspects.gives_up):
+            log_warning(f"no evaluation: {why}")
+            return None
         choices = self._settings.key.choices_of(self._ledger.stream_id)
-        users = cohort(
-            plan.participation,
-            round,
-            nodes.keys(),
-            self._ledger.history(list(nodes)),
-            cohort_size=self.cohort_size,
-            key=choices,
-        )
+        there = directory.refresh(grid)
+        history = self._ledger.history(list(there))
+        suspects = None if self._openings is None else self._openings.suspects
+        for nodes in directory.allowed(there, suspects):
+            users = cohort(plan.participation, round, nodes.keys(), history, cohort_size=self.cohort_size, key=choices)
+            if users is not None:
+                least = 1 if suspects is None else suspects.least
+                users = spread(plan.participation, round, users, nodes, history, least=least, key=choices)
+                break
         if users is None:
             self._skip("too few users that may take part in an evaluation were reachable")
             return None
@@ -146,7 +148,8 @@ class Evaluator:
                 requests.append(evaluate_message(node_id, model, config, asked, self.evaluation.bounds, told))
                 tasks.append(answers_task(asked, len(self.evaluation.bounds)))
             replies = send_and_receive(grid, requests, timeout)
-            total = self._noised_sum(list(zip(replies, tasks, strict=True)), attempt, grid, masking)
+            to = [request.metadata.dst_node_id for request in requests]
+            total = self._noised_sum(list(zip(replies, tasks, strict=True)), to, attempt, grid, masking)
             if total is None:
                 self._skip("no user answered")
                 return None
@@ -167,13 +170,16 @@ class Evaluator:
         log_warning(f"no evaluation: {reason}")
         self._record.skip(reason)
 
-    def _noised_sum(self, answers: _Answers, attempt: int, grid: Grid, masking: Masking | None) -> Integers | None:
+    def _noised_sum(
+        self, answers: _Answers, nodes: Sequence[int], attempt: int, grid: Grid, masking: Masking | None
+    ) -> Integers | None:
         """Σ answers and noise, in steps; None if there is no answer, and whether there is one is no secret."""
         total: Integers | MaskedSum
         if masking is None:
             total, found = sum_of_replies(answers, len(self.evaluation.bounds))
         else:
-            total, found = sum_of_masked_replies(answers, masking)
+            masked, found = sum_of_masked_replies(answers, masking)
+            total = masked.at(nodes, found)
         answered = sum(result for result in found if isinstance(result, int))
         asked = sum(len(task.users) for _, task in answers)
         where = f"{so_many(asked, 'user', 'users')} asked at {so_many(len(answers), 'node', 'nodes')}"

@@ -13,6 +13,8 @@ from flwr.supercore import log
 
 __all__ = [
     "SIMULATION_GRID",
+    "is_client_fn",
+    "is_privacy_mod",
     "is_simulation",
     "log",
     "log_error",
@@ -57,7 +59,33 @@ def is_simulation(grid: object) -> bool:
 def mods_after(call_next: Any) -> Iterator[Any]:
     """The mods that Flower calls after the one that was given `call_next`: it chains them by closures over `_mod` and `_ffn`."""
     following = call_next
-    while (code := getattr(following, "__code__", None)) is not None and "_mod" in code.co_freevars:
-        held = dict(zip(code.co_freevars, (cell.cell_contents for cell in following.__closure__), strict=True))
+    while "_mod" in (held := _held(following)):
         yield held["_mod"]
         following = held.get("_ffn")
+
+
+def is_client_fn(call_next: Any) -> bool:
+    """Whether what Flower calls last is a `client_fn` of its earlier API, by the name that its handler closes over."""
+    following = call_next
+    while "_ffn" in (held := _held(following)):
+        following = held["_ffn"]
+    return "client_fn" in held
+
+
+def is_privacy_mod(mod: object) -> bool:
+    """Whether `mod` is one of Flower's that clip, add noise or mask, of either API; by name, so that nothing is loaded."""
+    kinds = [mod, *type(mod).__mro__]
+    return any(
+        str(getattr(kind, "__module__", "")).startswith(("flwr.client.mod", "flwr.clientapp.mod"))
+        and getattr(kind, "__name__", "") in _PRIVACY_MODS
+        for kind in kinds
+    )
+
+
+_PRIVACY_MODS = {"LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod"}
+
+
+def _held(function: Any) -> dict[str, Any]:
+    """What a function closes over, by name."""
+    code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    return {} if code is None else {n: c.cell_contents for n, c in zip(code.co_freevars, closure or (), strict=True)}

@@ -1,9 +1,8 @@
 """What an inner strategy carries from round to round: saved with each release, put back on resume, compared between runs."""
 
-import hashlib
 import io
 import json
-import pickle
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
@@ -15,6 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedcgd.ledger.settings import TRAINING
+from fedcgd_flower.flower_private import log_info
 
 _Arrays = dict[str, NDArray[Any]]
 _CONFIG = "train_config of start"  # no name that an attribute has
@@ -36,6 +36,12 @@ class EditedConfig:
         """A copy of `given`, or of what has become of it: as in Flower, where every round gets the same record."""
         return ConfigRecord(dict(self.edited if dict(self.given) == dict(given) else given))
 
+    def given_otherwise(self, given: ConfigRecord) -> str:
+        """How `given` differs from what was given before; "" if it does not."""
+        before, now = dict(self.given), dict(given)
+        names = [name for name in [*before, *now] if name not in before or name not in now or before[name] != now[name]]
+        return ", ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in dict.fromkeys(names))
+
     def to_description(self) -> dict[str, Any]:
         """Both, JSON-able."""
         return {"given": _encode(self.given, {}), "edited": _encode(self.edited, {})}
@@ -46,73 +52,157 @@ class EditedConfig:
         return cls(_decode(description["given"], {}), _decode(description["edited"], {}))
 
 
-def texts(inner: Strategy) -> dict[str, str]:
-    """The attributes of `inner` that are texts, such as folders and names of runs."""
-    return {name: value for name, value in vars(inner).items() if type(value) is str}
+class InnerState:
+    """What an inner strategy carries from round to round, as the last release left it.
 
+    Of Flower's strategies these are their moments. A strategy of one's own says it itself, if it has `state()`, which returns
+    numbers, texts, arrays and Flower's records, nested in lists, tuples and dicts, and `restore(state)`; else it is every
+    attribute of such values. What else it holds (loggers, locks, files) stays as it is, whatever becomes of a round.
 
-def save(inner: Strategy, given: Mapping[str, str], config: EditedConfig | None = None) -> bytes:
-    """Every attribute of `inner` made of arrays, numbers, texts and records, nested in lists, tuples and dicts: an .npz file.
-
-    What is not (functions, loggers, objects of other types) is left out; `digests_of_unsaved` says whether it changed. Saved
-    beside it are `given`, the `texts` that it had when this process made it, and `config`, that of the training.
+    Args:
+        inner: the strategy.
     """
+
+    def __init__(self, inner: Strategy) -> None:
+        self.inner = inner
+        self.config: EditedConfig | None = None
+        """The configuration of the training, as the last release left it; None before it."""
+        self._saved: bytes | None = None  # as this process knows it
+        self._texts: dict[str, str] = {}
+
+    def resume(self, saved: bytes | None, release: int) -> None:
+        """Stand where the run stands.
+
+        Args:
+            saved: what was saved with the last release; None if nothing is released yet, and the strategy may still be changed.
+            release: its number.
+
+        Raises:
+            ValueError: if the strategy was changed from outside since this process knew its state.
+        """
+        texts = {name: value for name, value in vars(self.inner).items() if type(value) is str}
+        kind, first = type(self.inner).__name__, self._saved is None
+        if saved is None:
+            self._saved = _packed(self.inner, texts, None)
+        elif self._saved is not None:
+            changed = self._changed(self._saved)
+            texts = self._texts | {name: texts[name] for name in changed if name in texts}
+            if kept := [name for name in changed if name not in texts]:
+                raise ValueError(
+                    f"{', '.join(kept)} of {kind} changed after release {release}, and a run goes on with the inner strategy as "
+                    "it was then: what shall change in a run belongs into a method of the strategy"
+                )
+        self._texts, self._saved = texts, saved or self._saved
+        other = self.put_back()
+        if first and other:
+            log_info(
+                f"{', '.join(other)} of {kind}: as this process set it, not as the run saved it; training never changed it"
+            )
+        if first and (held := _by_reference(self.inner)):
+            log_info(
+                f"{', '.join(held)} of {kind} cannot be saved with a release: what a round changes in it is lost where the run "
+                "is resumed. Give the strategy state() and restore(state) if that matters"
+            )
+
+    def save(self, config: EditedConfig) -> bytes:
+        """The state as it is now, and the configuration: an .npz file. Raises ValueError if `state()` returns other values."""
+        return _packed(self.inner, self._texts, config)
+
+    def released(self, saved: bytes, config: EditedConfig) -> None:
+        """What `save` returned is on record."""
+        self._saved, self.config = saved, config
+
+    def put_back(self) -> list[str]:
+        """Set the strategy to its state at the last release, and take away what it has got since.
+
+        A text that training never changed, such as a folder named after the time, is that of this process.
+
+        Returns:
+            The names of texts that were saved with another value.
+        """
+        assert self._saved is not None  # `resume` comes first
+        values, before, self.config = _unpacked(self._saved)
+        own = {name: text for name, text in self._texts.items() if name in before and values.get(name) == before[name]}
+        other = [name for name, text in own.items() if values[name] != text]
+        if _tells_itself(self.inner):
+            self.inner.restore(values[_TOLD])  # type: ignore[attr-defined]
+            return []
+        for name in _carried(self.inner).keys() - values.keys():
+            delattr(self.inner, name)
+        vars(self.inner).update(values | own)
+        return other
+
+    def _changed(self, saved: bytes) -> list[str]:
+        """What of the strategy is not as it was saved."""
+        before, now = _unpacked(saved)[0], _carried(self.inner)
+        if _is_flowers(self.inner):  # earlier versions saved more of these
+            before = {name: before.get(name) for name in now}
+        return sorted(name for name in before.keys() | now.keys() if _form(before.get(name)) != _form(now.get(name)))
+
+
+_MOMENTS = {"FedAvgM": ("momentum_vector", "current_arrays"), "FedOpt": ("m_t", "v_t")}
+"""What Flower's strategies carry from round to round; the others of the six carry nothing."""
+
+_TOLD = "state()"  # what a strategy says itself: no name that an attribute has
+
+
+def _tells_itself(inner: Strategy) -> bool:
+    return callable(getattr(inner, "state", None)) and callable(getattr(inner, "restore", None))
+
+
+def _is_flowers(inner: Strategy) -> bool:
+    kinds = [kind for kind in type(inner).__mro__ if kind not in (ABC, object)]
+    return all(kind.__module__.startswith(("flwr.", "fedcgd_flower.")) for kind in kinds)
+
+
+def _carried(inner: Strategy) -> dict[str, Any]:
+    """What is saved with a release, by name."""
+    if _tells_itself(inner):
+        return {_TOLD: inner.state()}  # type: ignore[attr-defined]
+    if _is_flowers(inner):
+        names = [name for kind in type(inner).__mro__ for name in _MOMENTS.get(kind.__name__, ())]
+        return {name: getattr(inner, name) for name in names}
+    return {name: value for name, value in vars(inner).items() if _savable(value)}
+
+
+def _by_reference(inner: Strategy) -> list[str]:
+    """Attributes of a strategy of one's own that are neither saved nor functions."""
+    if _tells_itself(inner) or _is_flowers(inner):
+        return []
+    return [name for name, value in vars(inner).items() if not callable(value) and not _savable(value)]
+
+
+def _packed(inner: Strategy, texts: Mapping[str, str], config: EditedConfig | None) -> bytes:
     arrays: _Arrays = {}
-    tree: dict[str, Any] = {_TEXTS: dict(given)}
+    tree: dict[str, Any] = {_TEXTS: dict(texts)}
     if config is not None:
         tree[_CONFIG] = [_encode(config.given, arrays), _encode(config.edited, arrays)]
-    for name, value in vars(inner).items():
-        try:
-            tree[name] = _encode(value, arrays)
-        except _NotSavableError:
-            continue
+    try:
+        tree |= {name: _encode(value, arrays) for name, value in _carried(inner).items()}
+    except _NotSavableError:
+        raise ValueError(
+            f"state() of {type(inner).__name__} returns what cannot be saved with a release: give numbers, texts, arrays and "
+            "Flower's records, nested in lists, tuples and dicts"
+        ) from None
     buffer = io.BytesIO()
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
     np.savez(buffer, allow_pickle=False, tree=text, **arrays)
     return buffer.getvalue()
 
 
-def restore(inner: Strategy, state: bytes, given: Mapping[str, str]) -> list[str]:
-    """Set the attributes that `save` saved; what `inner` has got since is taken away.
-
-    A text that training never changed, such as a folder named after the time, is that of this process, `given`. The result are
-    the names of those that were saved with another value.
-    """
+def _unpacked(state: bytes) -> tuple[dict[str, Any], dict[str, str], EditedConfig | None]:
+    """(what is carried, the texts that the process had set at first, the configuration)."""
     with np.load(io.BytesIO(state), allow_pickle=False) as saved:
         tree = json.loads(saved["tree"].tobytes())
-        tree.pop(_CONFIG, None)
-        before = tree.pop(_TEXTS, {})
-        values = {name: _decode(node, saved) for name, node in tree.items()}
-    own = {name: text for name, text in given.items() if name in before and values.get(name) == before[name]}
-    other = [name for name, text in own.items() if values[name] != text]
-    values |= own
-    for name in [name for name, value in vars(inner).items() if name not in values and _savable(value)]:
-        delattr(inner, name)
-    vars(inner).update(values)
-    return other
+        config, texts = tree.pop(_CONFIG, None), tree.pop(_TEXTS, {})
+        edited = None if config is None else EditedConfig(_decode(config[0], saved), _decode(config[1], saved))
+        return {name: _decode(node, saved) for name, node in tree.items()}, texts, edited
 
 
-def saved_config(state: bytes) -> EditedConfig | None:
-    """The configuration of the training that `save` saved; None if it saved none."""
-    with np.load(io.BytesIO(state), allow_pickle=False) as saved:
-        node = json.loads(saved["tree"].tobytes()).get(_CONFIG)
-        return None if node is None else EditedConfig(_decode(node[0], saved), _decode(node[1], saved))
-
-
-def digests_of_unsaved(inner: Strategy) -> dict[str, str]:
-    """A text for each attribute that `save` leaves out, which differs if the attribute is found to have changed."""
-    return {name: _digest(value) for name, value in vars(inner).items() if not _savable(value)}
-
-
-def check_unchanged(inner: Strategy, before: dict[str, str]) -> None:
-    """Raise ValueError if what `save` leaves out has changed since `digests_of_unsaved` gave `before`."""
-    changed = dict(digests_of_unsaved(inner).items() ^ before.items())
-    if changed:
-        name = type(inner).__name__
-        raise ValueError(
-            f"{name} changed {', '.join(sorted(changed))} in a round, and the ledger cannot save it: a run that is resumed "
-            "would go on without it. Keep what changes in arrays, numbers, texts, lists, dicts or Flower's records"
-        )
+def _form(value: object) -> tuple[object, ...]:
+    arrays: _Arrays = {}
+    tree = json.dumps(_encode(value, arrays))
+    return tree, *((array.dtype, array.shape, array.tobytes()) for array in arrays.values())
 
 
 def settings(inner: Strategy) -> dict[str, Any]:
@@ -176,13 +266,6 @@ def _savable(value: object) -> bool:
     except _NotSavableError:
         return False
     return True
-
-
-def _digest(value: object) -> str:
-    try:
-        return hashlib.sha256(pickle.dumps(value)).hexdigest()
-    except Exception:  # no pickle, for whatever reason of its own: then only whether it is the same object
-        return f"object {id(value)}"
 
 
 def _encode(value: Any, arrays: _Arrays) -> Any:

@@ -184,8 +184,11 @@ def _settings_kept(settings: _Settings) -> Iterator[None]:
 
 @contextmanager
 def _alarm(seconds: float | None) -> Iterator[None]:
-    """Raise _OutOfTimeError in the block after `seconds`, and every second from then on, should the code there catch it."""
-    if seconds is None or threading.current_thread() is not threading.main_thread():
+    """Raise _OutOfTimeError in the block after `seconds`, and every second from then on, should the code there catch it.
+
+    Windows has no such alarms, and neither has a thread: there is no limit there.
+    """
+    if seconds is None or not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
 

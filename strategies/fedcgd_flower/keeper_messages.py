@@ -6,7 +6,7 @@ All questions to keepers are train messages, because a mod sees only messages fo
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -14,7 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from fedcgd.keepers import Agreement, Keepers, Kind, Masked, Opening, Refusal
 from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
-from fedcgd.keepers.wire import kind_of, refusal_of
+from fedcgd.keepers.wire import MOST_LINE, kind_of, refusal_of
+from fedcgd.untrusted import conform, parse_json
 from fedcgd_flower.arrays import array_of, view
 from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, has_keepers
 
@@ -36,13 +37,9 @@ class Masking:
 
         Raises ValueError if it is about other keepers, or describes no agreement.
         """
-        record = message.content.config_records[KEEPERS]
-        try:
-            description = json.loads(cast(str, record["agreement"]))
-            present = tuple(cast(list[str], record["present"]))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"this message describes no agreement between keepers: {error!r}") from error
-        return Masking(Agreement.from_description(description, keepers, kind), present)
+        record = conform(dict(message.content.config_records[KEEPERS]), _MASKING, "a message with keepers")
+        description = parse_json(record["agreement"], dict, "the agreement", most=MOST_LINE)
+        return Masking(Agreement.from_description(description, keepers, kind), tuple(record["present"]))
 
 
 # A node's reply.
@@ -134,21 +131,23 @@ def _question(node_id: int, asked: dict[str, Any]) -> Message:
 
 def read_opening(message: Message, keepers: Keepers) -> tuple[Agreement, Opening]:
     """The opening that is asked for, and of what. Raises ValueError if the message describes none."""
-    asked = message.content.config_records[KEEPERS]
-    try:
-        tickets, sealed = cast(bytes, asked["tickets"]), cast(bytes, asked["sealed"])
-        after = cast(int, asked["after"])
-        opening = Opening(
-            round=cast(int, asked["round"]),
-            attempt=cast(int, asked["attempt"]),
-            present=tuple(cast(list[str], asked["present"])),
-            tickets=tuple(tickets[i : i + TICKET_BYTES] for i in range(0, len(tickets), TICKET_BYTES)),
-            sealed=tuple(sealed[i : i + SEALED_BYTES] for i in range(0, len(sealed), SEALED_BYTES)),
-            after=None if after < 0 else after,
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"this message asks a keeper for nothing: {error!r}") from error
-    return Masking.of(message, keepers, kind_of(asked.get("kind"))).agreement, opening
+    asked = conform(dict(message.content.config_records[KEEPERS]), _OPENING, "a message to a keeper")
+    tickets, sealed, after = asked["tickets"], asked["sealed"], asked["after"]
+    opening = Opening(
+        round=asked["round"],
+        attempt=asked["attempt"],
+        present=tuple(asked["present"]),
+        tickets=tuple(tickets[i : i + TICKET_BYTES] for i in range(0, len(tickets), TICKET_BYTES)),
+        sealed=tuple(sealed[i : i + SEALED_BYTES] for i in range(0, len(sealed), SEALED_BYTES)),
+        after=None if after < 0 else after,
+    )
+    return Masking.of(message, keepers, kind_of(asked["kind"])).agreement, opening
+
+
+_MASKING = {"agreement": str, "present": [str], str: object}
+_OPENING = {
+    **_MASKING, "kind": str, "round": int, "attempt": int, "after": int, "tickets": bytes, "sealed": bytes
+}  # fmt: skip
 
 
 # A keeper's reply.

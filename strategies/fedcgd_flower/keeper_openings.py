@@ -6,7 +6,7 @@ integers and noised sums.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import INFO
@@ -27,19 +27,26 @@ from fedcgd.ledger import Ledger
 from fedcgd.ledger.evaluations import with_evaluations_by_collusion
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases
 from fedcgd_flower.flower_private import log, log_warning
 from fedcgd_flower.keeper_messages import Masking, read_masked_reply
+from fedcgd_flower.keeper_suspects import NodeSuspects, node_name
 from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 
 _TOO_LONG = 1e-9  # the chance that an honest sum is called too long
+_SUSPECTS = "suspected nodes"  # among a ledger's metrics
 
 
 class OpeningFailedError(Exception):
     """Keepers do not open the sum: the round is tried again, or spent if they had been asked to open it."""
+
+
+class TooLongError(OpeningFailedError):
+    """The sum that was opened cannot be one of clipped updates and noise."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,13 @@ class MaskedSum:
     total: Residues
     members: tuple[Masked, ...]
     """Their residues are in `total`, and kept so that a node can be taken off the list."""
+    nodes: tuple[int, ...] = ()
+    """At which node each of `members` is."""
+
+    def at(self, nodes: Iterable[int], results: Sequence[int | RejectionReason]) -> "MaskedSum":
+        """The sum of replies of `nodes`, in order, of which those in the sum have a number in `results`."""
+        there = tuple(node for node, result in zip(nodes, results, strict=True) if isinstance(result, int))
+        return MaskedSum(self.total, self.members, there)
 
 
 def sum_of_masked_replies(
@@ -109,12 +123,14 @@ class Openings:
         self._agreed = lru_cache(maxsize=1)(agreed)
         self._cohort_size = cohort_size
         self._patience = patience
+        self.suspects = NodeSuspects.from_description(ledger.metrics(_SUSPECTS).get(0, {}), keepers.nodes)
+        """Which nodes were in rounds that failed."""
         self._check_first = True
         self._check_always = False
 
     def of_evaluations(self, ledger: Ledger, cohort_size: int) -> "Openings":
         """The openings of the run's evaluations, whose ledger and cohorts these are."""
-        return Openings(
+        evaluations = Openings(
             self._keepers,
             self._transport,
             ledger,
@@ -122,6 +138,9 @@ class Openings:
             cohort_size=cohort_size,
             patience=self._patience,
         )
+        evaluations.suspects.left_out |= self.suspects.left_out  # who is found by one kind is asked for neither
+        self.suspects.left_out = evaluations.suspects.left_out
+        return evaluations
 
     def close(self) -> None:
         """Close what the transport holds open."""
@@ -152,10 +171,37 @@ class Openings:
         """
         round = releases.count
         summed = self.checked(grid, masking, round, attempt, summed)
+        if len(summed.members) < self._keepers.nodes:
+            raise OpeningFailedError(
+                f"{so_many(len(summed.members), 'node has', 'nodes have')} answered, and the keepers' file says that a sum is of "
+                f"at least {self._keepers.nodes}: ask more users a round, or agree on another number with all parties"
+            )
         asked = next(iter(self._requests(masking, round, attempt, summed).values()))
         listed = list_hash(masking.agreement, asked)
         releases.add_noise_of_keepers(self._ledger.record_opening(round, attempt, listed, masking.present))
-        return self.noised(grid, masking, round, attempt, summed)
+        names = {node.node_id: node_name(node.node_id, node.name) for node in grid.get_nodes()}
+        nodes = {names.get(node_id, node_name(node_id, "")) for node_id in summed.nodes}
+        try:
+            noised = self.noised(grid, masking, round, attempt, summed)
+        except TooLongError:
+            self._learn(self.suspects.spent(nodes))
+            raise
+        except OpeningFailedError:
+            self._learn(self.suspects.spent(()))
+            raise
+        self._learn(self.suspects.released(nodes))
+        return noised
+
+    def _learn(self, found: set[str]) -> None:
+        """Keep what is known of the nodes; who is found is said."""
+        said = self.suspects.to_description()
+        if said != self._ledger.metrics(_SUSPECTS).get(0, NodeSuspects(0).to_description()):
+            self._ledger.record_metrics(_SUSPECTS, 0, said)
+        for name in sorted(found):
+            log_warning(
+                f"{name} was in {said['failed_rounds'][name]} rounds that failed, and all others of one of them were in a sum "
+                "that was right since: it is asked no more in this run. Look at that node"
+            )
 
     def checked(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> MaskedSum:
         """`summed` without the nodes whose seeds a keeper could not open, where that is to be asked first.
@@ -181,18 +227,27 @@ class Openings:
             bad |= {i for i in answer.unreadable if 0 <= i < len(summed.members)}
         if not bad:
             return summed
+        named = {node.node_id: node.name for node in grid.get_nodes()}
+        who = ", ".join(node_name(summed.nodes[i], named.get(summed.nodes[i], "")) for i in sorted(bad))
         log_warning(
             f"{len(bad)} of {len(summed.members)} nodes cannot be opened, because they see another keepers.toml, or cheat; "
-            "they are left out"
+            f"they are left out: {who}"
         )
         self._check_always = True
         if len(bad) == len(summed.members):
             raise OpeningFailedError("the keepers can open no node's seeds: all parties need the same keepers.toml")
-        members = tuple(member for i, member in enumerate(summed.members) if i not in bad)
+        members, nodes = zip(
+            *(
+                (one, node)
+                for i, (one, node) in enumerate(zip(summed.members, summed.nodes, strict=True))
+                if i not in bad
+            ),
+            strict=True,
+        )
         total: Residues = np.zeros_like(summed.total)
         for member in members:
             add(total, member.residues)
-        return MaskedSum(total, members)
+        return MaskedSum(total, members, nodes)
 
     def noised(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> Integers:
         """Σ updates + Σ shares of the noise, in steps, int64.
@@ -215,7 +270,7 @@ class Openings:
         return noised
 
     def _check_length(self, noised: Integers, masking: Masking) -> None:
-        """Raise OpeningFailedError if the sum cannot be one of clipped updates and noise: somebody's masks do not fit.
+        """Raise TooLongError if the sum cannot be one of clipped updates and noise: somebody's masks do not fit.
 
         It is a function of the noised sum, and so costs no privacy.
         """
@@ -227,7 +282,7 @@ class Openings:
         most += stddev * math.sqrt(float(chi2.isf(_TOO_LONG, agreement.size)))
         length = float(np.linalg.norm(noised.astype(np.float64))) * agreement.step
         if length > most:
-            raise OpeningFailedError(
+            raise TooLongError(
                 f"the noised sum has norm {length:.3g}, and {self._cohort_size} clipped updates with their noise have at most "
                 f"{most:.3g}: a node or a keeper sent something else"
             )
@@ -251,7 +306,12 @@ class Openings:
 
 
 def check_keepers(
-    keepers: Keepers, plan: Plan, key: NoiseKey, evaluations: Plan | None, forward_client_metrics: bool
+    keepers: Keepers,
+    plan: Plan,
+    key: NoiseKey,
+    evaluations: Plan | None,
+    forward_client_metrics: bool,
+    cohort_size: int,
 ) -> None:
     """Raise TypeError or ValueError unless a run of `plan` can have these keepers."""
     if not isinstance(keepers, Keepers):
@@ -261,6 +321,11 @@ def check_keepers(
         check_plan(evaluations)
     if forward_client_metrics:
         raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
+    if cohort_size < keepers.nodes:
+        raise ValueError(
+            f"{so_many(cohort_size, 'user', 'users')} a round cannot be at {keepers.nodes} nodes, which is the fewest whose sum "
+            "the keepers open: take a larger cohort, or agree on another number in their file (nodes = 1 opens single nodes)"
+        )
     if keepers.are_services and keepers.tls is None:
         raise ValueError(
             "these keepers are services, which the server reaches over TLS: Keepers.from_file(…, tls=Tls(certificate=…, "

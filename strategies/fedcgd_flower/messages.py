@@ -6,7 +6,7 @@ carries the sum of those users' clipped updates; what the server takes of it is 
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -15,8 +15,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.numeric import as_positive
+from fedcgd.participation.user_ids import NoUserIdsError, check_not_one_text, user_ids
 from fedcgd_flower.arrays import Outgoing, array_of, view
-from fedcgd_flower.flower_private import log_failure
+from fedcgd_flower.flower_private import log_error, log_failure
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray
 from fedcgd_flower.update import Steps
 
@@ -76,6 +77,7 @@ class TrainTask:
         # What a server says decides whether anything is clipped: divided by −1, every norm is below the bound.
         as_positive("the clip norm", self.clip_norm)
         as_positive("the scale of updates", self.update_scale)
+        user_ids(self.users)  # one who is named twice would weigh twice
         if self.indicator < 0:
             raise ValueError(f"the indicator must be at least 0, got {self.indicator!r}")
 
@@ -227,11 +229,20 @@ def modulo(checksum: int) -> int:
     return (checksum + 2**63) % 2**64 - 2**63
 
 
-Problem = Literal["no user id", "another privacy mod"]
+Problem = Literal["no user id", "no ids", "users failed", "client_fn", "another privacy mod"]
 PROBLEMS: dict[Problem, str] = {
     "no user id": (
         "its configuration names no user: start it with --node-config 'user-id=\"…\"' (or partition-id=…), give the mod a user "
         "(ClippedUpdateMod(user=...)), or let registrations name the nodes (identity='authenticated')"
+    ),
+    "no ids": (
+        "its app names users by what are no ids: numbers, an empty text, a missing value, or one text in place of a list. Ids "
+        "are texts and not empty, [str(id) for id in …] without rows that have none; the node's own log says which"
+    ),
+    "users failed": "its app's function that names its users has failed; the node's own log says where",
+    "client_fn": (
+        "its ClientApp is made of a client_fn (NumPyClient), Flower's earlier API, which reads other messages: make what its fit "
+        "does a function under @app.train(), which finds the model in message.content['arrays'] and replies the trained one"
     ),
     "another privacy mod": (
         "its ClientApp has another mod for privacy inside clipped_update_mod, which would spoil the update: take it out"
@@ -265,27 +276,36 @@ class HostedUsers:
     """The node is one user, as with `clipped_update_mod`: whatever it is called, it cannot become another one."""
 
 
-def users_reply(
-    request: Message, users: Sequence[str] | Problem, *, shared: bool = False, single: bool = False
-) -> Message:
-    """The reply to a `users_query`: the stable ids of the users this node hosts, or why it can name none.
+def problem_reply(request: Message, problem: Problem) -> Message:
+    """The reply to a `users_query` of a node that can name no users."""
+    return Message(RecordDict({TASK: ConfigRecord({"problem": problem})}), reply_to=request)
 
-    Raises TypeError, which names no user, unless the ids are texts that are not empty.
+
+def users_reply(
+    request: Message, users: Callable[[], Iterable[str]], *, shared: bool = False, single: bool = False
+) -> Message:
+    """The reply to a `users_query`: the stable ids that `users()` gives, each once, or why there are none.
+
+    The node's own log says more: what is no id, or where `users` raised, without the error's text, which may quote data.
     """
-    for user in () if isinstance(users, str) else users:
-        if not _is_id(user):
-            what = "an empty text" if user == "" else type(user).__name__
-            raise TypeError(f"ids of users must be texts and not empty, such as '17'; one is {what}")
-    answer = ConfigRecord({"problem": users} if isinstance(users, str) else {"users": list(users)})
+    try:
+        named: object = users()
+        if single and named == [None]:
+            return problem_reply(request, "no user id")
+        check_not_one_text(named)
+        ids = user_ids(dict.fromkeys(cast(Iterable[str], named)))
+    except NoUserIdsError as error:
+        log_error(str(error))
+        return problem_reply(request, "no ids")
+    except Exception as error:
+        log_failure("the function that names this node's users", error)
+        return problem_reply(request, "users failed")
+    answer = ConfigRecord({"users": list(ids)})
     if shared:
         answer["shared"] = True
     if single:
         answer["single"] = True
     return Message(RecordDict({TASK: answer}), reply_to=request)
-
-
-def _is_id(user: object) -> bool:
-    return isinstance(user, str) and user != ""
 
 
 def read_users_reply(reply: Message | None) -> HostedUsers | Problem | None:
@@ -297,9 +317,10 @@ def read_users_reply(reply: Message | None) -> HostedUsers | Problem | None:
         if answer.get("problem") == problem:
             return problem
     users = answer.get("users")
-    if not isinstance(users, list) or not all(map(_is_id, users)):
+    try:
+        listed = user_ids(dict.fromkeys(cast(list[str], users)) if isinstance(users, list) else "")
+    except NoUserIdsError:
         return None
-    listed = tuple(dict.fromkeys(cast(list[str], users)))
     shared = answer.get("shared") is True
     users_listed = tuple(sorted(listed)) if shared else listed  # so that the lists of nodes that share are equal
     return HostedUsers(users_listed, shared, answer.get("single") is True)

@@ -10,9 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd.numeric import so_many
+from fedcgd.participation.user_ids import NoUserIdsError, check_not_one_text
 from fedcgd_flower import messages
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of
-from fedcgd_flower.flower_private import log_error, log_warning
+from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import TrainTask
@@ -99,7 +101,8 @@ def host_users(
 
     Args:
         app: the node's app, which gets its train function here, and with `evaluate` its evaluate function.
-        users: `users(context)` returns ids that stay the same when the node reconnects, for example from `context.node_config`.
+        users: `users(context)` returns ids, texts that are not empty, which stay the same at every call and when the node
+            reconnects, for example from `context.node_config`. The node that names none, or what is no id, is left out.
         clipped_sum: the users' training: `sequential_training(…)`, `one_gradient_step(…)`, or a function of yours.
         evaluate: what the server's `PrivateEvaluation` asks of a user; one that raises, or takes longer than the time limit,
             adds nothing.
@@ -118,8 +121,21 @@ def host_users(
     """
 
     def asked_of(task: TrainTask, context: Context) -> tuple[str, ...]:
-        hosted = users(context)
-        hosted = hosted if isinstance(hosted, AbstractSet) else set(hosted)
+        hosted: Collection[str] = ()
+        try:
+            hosted = users(context)
+            check_not_one_text(hosted)
+            hosted = hosted if isinstance(hosted, AbstractSet) else set(hosted)
+        except NoUserIdsError as error:
+            log_error(str(error))
+            hosted = ()
+        except Exception as error:
+            log_failure("the function that names this node's users", error)
+        if missing := sum(user not in hosted for user in task.users):
+            log_warning(
+                f"{missing} of the {so_many(len(task.users), 'user', 'users')} asked for are none that users(context) names now: "
+                "they are left out. It must name the same users at every call"
+            )
         return tuple(user for user in task.users if user in hosted)
 
     @app.train()
@@ -127,7 +143,7 @@ def host_users(
         if (answered := keeper_reply(message, context, keepers)) is not None:
             return answered
         if messages.is_users_query(message):
-            return messages.users_reply(message, list(users(context)), shared=shared)
+            return messages.users_reply(message, lambda: users(context), shared=shared)
         messages.check_masked(message, keepers)
         model, config, task = messages.read_train_message(message)
         work = LocalTask(

@@ -61,8 +61,8 @@ HINTS: dict[RejectionReason, str] = {
     "not finite": messages.NOT_FINITE_WORDS,
     "tied weights": "two names of state_dict() are one tensor of the model, as the embedding and the head of a language model "
     f"often are; {messages.TIED_WORDS}; a node's own log names them",
-    "left out by its node": "a user's training raised, took too long, or ended with numbers that are not finite; a node's own "
-    "log says which of these",
+    "left out by its node": "a user's training raised, took too long, or ended with numbers that are not finite, or the node's "
+    "users(context) did not name it any more; a node's own log says which of these",
     "no answer": "the node was too slow (raise timeout=), or is gone",
     "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
     "changed after clipping": "what fedcgd sent was changed, or something was added to it, before it left the node: take the "

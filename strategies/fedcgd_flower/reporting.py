@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
 from fedcgd.ledger import Ledger
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 from fedcgd_flower.flower_private import log, log_info, log_warning
@@ -47,6 +48,25 @@ def log_guarantee(settings: RunSettings, released: int) -> None:
     log(INFO, f"\t│\t├── the ledger: {settings.ledger.absolute() if settings.ledger else 'in memory; not kept'}")
     log(INFO, f"\t│\t├── this run: {epsilon_text(plan, released)}")
     log(INFO, "\t│\t└── ε so far, below, holds if nobody looks at a released model to decide when the run ends")
+
+
+def drowned(settings: RunSettings, size: int) -> str:
+    """That the noise exceeds what users can add to a model of so many parameters by far, and what helps; "" if it does not.
+
+    The noise in the last model is compared with all rounds' updates together, as if every user pulled in the same direction.
+    """
+    plan, cohort = settings.plan, settings.cohort.size
+    rounds = plan.participation.rounds
+    louder = 1.0 if settings.keepers is None else settings.keepers.shares.louder
+    noise = error_norms(plan.mechanism, rounds).max_se(plan.noise_multiplier) * louder * math.sqrt(size) / cohort
+    if noise <= rounds:
+        return ""
+    return (
+        f"the noise exceeds the signal by far: after {so_many(rounds, 'round', 'rounds')} it moves the model's {size} parameters "
+        f"by about {noise:.3g} clip norms, and the updates of {so_many(cohort, 'user', 'users')} a round by at most {rounds}, if "
+        "all pulled in one direction. Such a model guesses. What helps: more users a round, fewer parameters (trainable=, a "
+        "smaller model), or a larger ε; fedcgd plan says what is possible with the users there are"
+    )
 
 
 def log_inner(settings: RunSettings) -> None:
@@ -102,8 +122,11 @@ def _is_flowers(function: object) -> bool:
     return function is None or str(getattr(function, "__module__", "")).startswith("flwr.")
 
 
-def epsilon_text(plan: Plan, released: int) -> str:
-    """ε of the planned run and, of a part of it, also the smaller one and the condition under which that holds."""
+def epsilon_text(plan: Plan, released: int, spent: int = 0) -> str:
+    """ε of the planned run and, of a part of it, also the smaller one and the condition under which that holds.
+
+    Of the rounds that count as `released`, `spent` gave no model.
+    """
     whole = plan.guarantee()
     if released >= plan.participation.rounds or plan.noiseless:
         return str(whole)
@@ -111,7 +134,7 @@ def epsilon_text(plan: Plan, released: int) -> str:
         return f"nothing is released; the planned run: {whole}"
     so_far = plan.quick_guarantee(released=released)
     return (
-        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released, ε ≤ "
+        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released{' or spent' * bool(spent)}, ε ≤ "
         f"{rounded_up(so_far.epsilon, 4)}, provided that nobody looked at a released model to decide that the run ends here"
     )
 

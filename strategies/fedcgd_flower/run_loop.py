@@ -18,7 +18,7 @@ from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner_state import EditedConfig
 from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
 from fedcgd_flower.replies import HINTS, RejectionReason
-from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
+from fedcgd_flower.reporting import RoundReport, config_text, drowned, epsilon_text, metrics_text
 from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.send_and_receive import receive, send_and_receive
 from fedcgd_flower.training_rounds import TrainingRounds
@@ -63,26 +63,32 @@ class RunResult(Result):
         evaluate_metrics_serverapp (dict[int, MetricRecord]): release → what `evaluate_fn` measured.
         evaluate_metrics_clientapp (dict[int, MetricRecord]): release → what users measured.
         planned: the rounds of the plan.
-        released: the rounds that are released by now.
+        released: the rounds that gave a model by now.
+        spent: the rounds that gave none and are not tried again: keepers were asked to open them, and that failed.
         stopped: why the run ended before its plan; empty if it did not.
         advice: what can be done about that, as far as it is known.
     """
 
     planned: int = 0
     released: int = 0
+    spent: int = 0
     stopped: str = ""
     advice: str = ""
 
     @property
     def complete(self) -> bool:
-        """Whether every planned round is released."""
-        return self.released == self.planned
+        """Whether every planned round is released, or spent."""
+        return self.released + self.spent == self.planned
+
+    @property
+    def done(self) -> str:
+        """How many rounds are released, and how many are spent, if any are."""
+        spent = f", {self.spent} spent without a model" if self.spent else ""
+        return f"{self.released} of {so_many(self.planned, 'round', 'rounds')} released{spent}"
 
     def __repr__(self) -> str:
         stopped = f" ({self.stopped})" if self.stopped else ""
-        return (
-            f"Released: {self.released} of {so_many(self.planned, 'round', 'rounds')}{stopped}\n\n{super().__repr__()}"
-        )
+        return f"{self.done}{stopped}\n\n{super().__repr__()}"
 
 
 class IncompleteRunError(RuntimeError):
@@ -100,7 +106,7 @@ class IncompleteRunError(RuntimeError):
         )
         nodes = "" if result.released else ". The reason for a node's failure is in that node's log alone"
         super().__init__(
-            f"{result.released} of {result.planned} planned rounds are released: {result.stopped}{nodes}. "
+            f"{result.done}: {result.stopped}{nodes}. "
             f"{f'What helps: {result.advice}. ' if result.advice else ''}{remedy}"
         )
         self.result = result
@@ -126,7 +132,8 @@ class RunLoop:
         inner, plan = self.settings.inner, self.settings.plan
         log(INFO, f"Starting {type(self.strategy).__name__} around {type(inner).__name__}:")
         run = self.rounds.resume()
-        result = RunResult(initial_arrays, planned=plan.participation.rounds, released=self.rounds.releases)
+        result = RunResult(initial_arrays, planned=plan.participation.rounds)
+        self._count(result)
         for kind, metrics in _kinds(result).items():
             metrics |= {release: MetricRecord(kept) for release, kept in self.rounds.ledger.metrics(kind).items()}
         if self.evaluator is not None:
@@ -135,6 +142,8 @@ class RunLoop:
         layout = self.rounds.layout(initial_arrays)
         if not result.complete:
             self.rounds.check_inner(initial_arrays, self.train_config)
+            if loud := drowned(self.settings, layout.size):
+                log_warning(loud)
             if pairs := equal_arrays(initial_arrays, layout):
                 one, other = pairs[0]
                 log_warning(
@@ -152,8 +161,8 @@ class RunLoop:
         model = np.frombuffer(run.model, np.float32)
         if result.complete:
             log_warning(
-                f"all {result.planned} rounds of this run were released before: nothing is trained, and the result is its last "
-                "model. Another run has another ledger and another key"
+                f"all {result.planned} rounds of this run were released{' or spent' * bool(result.spent)} before: nothing is "
+                "trained, and the result is its last model. Another run has another ledger and another key"
             )
         else:
             log_info(f"going on after release {run.round} of {result.planned}")
@@ -166,7 +175,7 @@ class RunLoop:
         Raises IncompleteRunError if the run ends before its plan without being asked to.
         """
         started = time.monotonic()
-        log(INFO, f"\t├── Rounds: {result.planned} planned, {result.released} released")
+        log(INFO, f"\t├── Rounds: {result.done}")
         log(INFO, f"\t├── ConfigRecord (train): {config_text(self.train_config)}")
         log(INFO, f"\t├── ConfigRecord (evaluate): {config_text(self.evaluate_config)}")
         self.strategy.summary()
@@ -176,13 +185,15 @@ class RunLoop:
         if rounds.report.evaluated:
             log(INFO, f"Release {rounds.releases}: {rounds.report.evaluated[0]}")
         self._evaluate_privately(result)  # if the server died before it could
-        asked_for_less = num_rounds is not None and num_rounds < result.planned - result.released
+        asked_for_less = num_rounds is not None and num_rounds < result.planned - rounds.releases
         if num_rounds is not None and num_rounds > result.planned:
             log_warning(f"num_rounds is {num_rounds}, and the plan ends after {result.planned}")
         tries = failures = 0
         failure = ""
         most_tries = num_rounds if asked_for_less else None
         while rounds.releases < result.planned and tries != most_tries and failures < _MOST_FAILURES:
+            if rounds.gives_up:
+                break
             tries += 1
             try:
                 released = self._try_round(result)
@@ -200,18 +211,23 @@ class RunLoop:
             lost = rounds.report.lost if failures else Counter[RejectionReason]()
             reasons = [reason for reason, _ in lost.most_common()]
             why = f"; not released: {failure}" if failure else ", as asked for"
+            why = f"; {rounds.gives_up}; the last one: {failure}" if rounds.gives_up else why
             result.stopped = f"after {so_many(tries, 'try', 'tries')}{why}" + (
                 f" ({', '.join(reasons)})" if reasons else ""
             )
             result.advice = "; ".join(HINTS[reason] for reason in reasons if reason in HINTS)
-        done = f"{result.released} of {so_many(result.planned, 'round', 'rounds')} released"
-        log(INFO, f"Finished in {time.monotonic() - started:.1f} s with {done}")
-        log(INFO, f"\t└── {epsilon_text(self.settings.plan, result.released)}")
+            if rounds.gives_up:
+                result.advice = (
+                    "find out why: the keepers' logs say what they refused, and a node that was in most of the failed rounds may "
+                    "cheat, or run other code than the others"
+                )
+        log(INFO, f"Finished in {time.monotonic() - started:.1f} s with {result.done}")
+        log(INFO, f"\t└── {epsilon_text(self.settings.plan, rounds.releases, result.spent)}")
         if self.evaluator is not None:
             log(INFO, f"\t└── {self.evaluator.summary()}")
         if not result.complete:
             log_warning(f"the run ended before its plan: {result.stopped}")
-            if not asked_for_less:
+            if not asked_for_less or rounds.gives_up:
                 raise IncompleteRunError(result, recorded=self.settings.ledger is not None)
         return result
 
@@ -223,12 +239,16 @@ class RunLoop:
         replies = receive(self.grid, messages, self.timeout)
         del messages  # they hold a model
         released, metrics = strategy.aggregate_train(rounds.releases + 1, replies)
+        self._count(result)
         if released is None or metrics is None:
-            result.released = rounds.releases  # one more, if the round is spent
             return False
-        result.arrays, result.released = released, rounds.releases
+        result.arrays = released
         result.train_metrics_clientapp[rounds.releases] = metrics
         return True
+
+    def _count(self, result: RunResult) -> None:
+        result.spent = self.rounds.spent
+        result.released = self.rounds.releases - result.spent
 
     def _evaluate(self, result: RunResult) -> None:
         """Have `evaluate_fn` look at the last released model."""
@@ -260,9 +280,8 @@ class RunLoop:
         layout = self.rounds.layout(result.arrays)
         config = ConfigRecord(dict(self.evaluate_config))
         config["server-round"] = release
-        nodes = self.rounds.directory.refresh(self.grid)
         model = flatten(result.arrays, layout)
-        measured = evaluator.evaluate(release, model, layout, config, self.grid, nodes, self.timeout)
+        measured = evaluator.evaluate(release, model, layout, config, self.grid, self.rounds.directory, self.timeout)
         if measured is not None:
             result.evaluate_metrics_clientapp[release] = measured
             self.rounds.report.evaluated.append(metrics_text("evaluate on users, private", measured))

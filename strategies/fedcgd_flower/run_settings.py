@@ -1,7 +1,7 @@
 """What one `CorrelatedNoise` was told, checked and with its defaults filled in: the rounds, the loop and the logs read it."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,17 @@ class RunSettings:
     def evaluation_plan(self) -> Plan | None:
         """That of the private evaluations, if there are any."""
         return None if self.evaluation is None else self.evaluation.plan
+
+    @property
+    def indicator_norm(self) -> float:
+        """With adaptive clipping, what a user's norm has for the share within the norm; else 0. Raises ValueError as it says."""
+        adaptive = self.adaptive_clipping
+        return 0.0 if adaptive is None else adaptive.indicator_norm(self.plan.noise_multiplier, self.cohort.size)
+
+    @property
+    def wire_plan(self) -> Plan:
+        """Of what is summed and noised: with adaptive clipping, of vectors of norm at most 1."""
+        return self.plan if self.adaptive_clipping is None else replace(self.plan, clip_norm=1.0)
 
     @property
     def registered_only(self) -> bool:

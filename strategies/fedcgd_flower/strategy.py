@@ -196,11 +196,17 @@ class CorrelatedNoise(Strategy):
             keepers=keepers,
         )
         if keepers is not None:
-            check_keepers(keepers, plan, key, self._settings.evaluation_plan, forward_client_metrics)
+            evaluated = cohort.size if evaluation is None else evaluation.cohort_size or cohort.size
+            least = min(cohort.size, evaluated)
+            check_keepers(keepers, plan, key, self._settings.evaluation_plan, forward_client_metrics, least)
         self.on_release = on_release
-        self._inner_settings = inner_state.settings(inner)
+        self._inner_settings = inner_state.settings(inner)  # checked now, and taken when the ledger is opened
+        _ = self._settings.indicator_norm  # refuses a cohort that is too small for the noise
         self._selector = CohortSelector(plan.participation, cohort, patience, budget)
-        self._rounds = TrainingRounds(self._settings, self._selector)
+        self._inner = inner_state.InnerState(inner)
+        self._dropped: Counter[RejectionReason] = Counter()
+        self._last: TrainingRounds | None = None  # of the ledger that was opened last
+        self._is_open = False
         self._evaluator: Evaluator | None = None
 
     def __enter__(self) -> Self:
@@ -218,6 +224,7 @@ class CorrelatedNoise(Strategy):
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
             )
+        self._inner_settings = inner_state.settings(settings.inner)
         configuration = settings.configuration(self._inner_settings)
         path = settings.ledger or MEMORY
         if settings.budget is not None:
@@ -235,9 +242,10 @@ class CorrelatedNoise(Strategy):
                 )
             configuration |= admission.configuration
         ledger = Ledger.open(path, plan=settings.plan, configuration=configuration, key=settings.key)
+        directory = UserDirectory(settings.identity, ledger.bind_users, settings.hosts, settings.registered_only)
+        self._last = TrainingRounds(settings, self._selector, self._inner, ledger, directory, self._dropped)
+        self._is_open = True
         try:
-            directory = UserDirectory(settings.identity, ledger.bind_users, settings.hosts, settings.registered_only)
-            self._rounds.open(ledger, directory)
             if settings.evaluation is not None:
                 self._evaluator = Evaluator(settings.evaluation, settings, self._rounds)
             if not self.releases and settings.budget is None:
@@ -249,21 +257,30 @@ class CorrelatedNoise(Strategy):
     def close(self) -> None:
         """Close the ledger, if it is open."""
         evaluator, self._evaluator = self._evaluator, None
+        was_open, self._is_open = self._is_open, False
         try:
-            self._rounds.close()
+            if was_open and self._last is not None:
+                self._last.close()
         finally:
             if evaluator is not None:
                 evaluator.close()
 
     @property
+    def _rounds(self) -> TrainingRounds:
+        """The rounds of the ledger that is open. Raises ValueError if none is."""
+        if self._last is None or not self._is_open:
+            raise ValueError("the ledger is not open: call start, or use the strategy inside `with strategy:`")
+        return self._last
+
+    @property
     def clip_norm(self) -> float:
         """The norm of the next round: the plan's, unless it adapts."""
-        return self._rounds.clip_norm
+        return self.plan.clip_norm if self._last is None else self._last.clip_norm
 
     @property
     def dropped(self) -> Counter[RejectionReason]:
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
-        return self._rounds.dropped
+        return self._dropped
 
     @property
     def over_budget(self) -> int:
@@ -273,7 +290,7 @@ class CorrelatedNoise(Strategy):
     @property
     def releases(self) -> int:
         """How many rounds are released so far, as the ledger said when it was open last."""
-        return self._rounds.releases
+        return 0 if self._last is None else self._last.releases
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
@@ -380,9 +397,14 @@ class CorrelatedNoise(Strategy):
             raise ValueError(
                 f"num_rounds must be a whole number, at least 0, or None for all of the plan; got {num_rounds!r}"
             )
-        opened_here = not self._rounds.is_open
+        opened_here = not self._is_open
         if opened_here:
             self._open()
+        elif (now := inner_state.settings(self.inner)) != self._inner_settings:
+            raise ValueError(
+                f"the settings of the inner strategy are {now}, and the ledger was opened with {self._inner_settings}: change "
+                "them before"
+            )
         try:
             loop = RunLoop(
                 strategy=self,

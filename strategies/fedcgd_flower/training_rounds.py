@@ -21,13 +21,13 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd.numeric import so_many
 from fedcgd.passes import aligned, passes
 from fedcgd.release import RecordedReleases, lattice_of
-from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.arrays import Outgoing
 from fedcgd_flower.cohort_selection import CohortSelector
-from fedcgd_flower.flower_private import log_info, log_warning
+from fedcgd_flower.flower_private import log_warning
 from fedcgd_flower.inner import inner_step
 from fedcgd_flower.inner_request import InnerRequest, inner_request
+from fedcgd_flower.inner_state import EditedConfig, InnerState
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
 from fedcgd_flower.keeper_transport import transport_of
@@ -63,10 +63,8 @@ class PendingRound:
     """How the sum is read."""
     requests: tuple[tuple[Metadata, TrainTask], ...]
     """Of each message, and what it asks for."""
-    config: inner_state.EditedConfig
+    config: EditedConfig
     """The configuration, as it was given and as the inner strategy left it."""
-    unsaved: dict[str, str]
-    """What the inner strategy held that cannot be saved, before the round."""
     grid: Grid
     """Where its nodes, and keepers, are."""
     masking: Masking | None
@@ -76,58 +74,69 @@ class PendingRound:
 
 
 class TrainingRounds:
-    """The rounds of `plan` around the strategy `inner`: each is configured and aggregated, or given up. `open` comes first."""
+    """The rounds of a run that has a ledger: each is configured and aggregated, or given up.
 
-    def __init__(self, settings: RunSettings, selector: CohortSelector) -> None:
-        plan, adaptive = settings.plan, settings.adaptive_clipping
+    Args:
+        settings: of the run.
+        selector: draws the cohorts.
+        inner: the state of the inner strategy.
+        ledger: open; `close` closes it, and so does what this raises.
+        directory: who can be reached where.
+        dropped: counts the replies that are dropped, by cause, and users that nodes left out.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        selector: CohortSelector,
+        inner: InnerState,
+        ledger: Ledger,
+        directory: UserDirectory,
+        dropped: Counter[RejectionReason],
+    ) -> None:
+        plan = settings.plan
+        self.ledger, self.directory, self.dropped = ledger, directory, dropped
         self.clip_norm = plan.clip_norm
         """The norm of the next round: the plan's, unless it adapts."""
-        self.dropped: Counter[RejectionReason] = Counter()
-        """Replies dropped so far, by cause, and users that nodes left out."""
         self.report = RoundReport(0, plan.participation.rounds)
         """What the last try came to, for the operator's log."""
         self.openings: Openings | None = None
-        """Where keepers make the noise, while there is a ledger."""
+        """Where keepers make the noise."""
         self._settings = settings
-        self._inner, self._plan, self._cohort_size = settings.inner, plan, settings.cohort.size
+        self._plan, self._cohort_size = plan, settings.cohort.size
         self._selector = selector
-        self._adaptive = adaptive
-        self._indicator_norm = 0.0
-        self._wire_plan = plan  # of what is summed and noised: with adaptive clipping, of vectors of norm at most 1
-        if adaptive is not None:
-            self._indicator_norm = adaptive.indicator_norm(plan.noise_multiplier, self._cohort_size)
-            self._wire_plan = replace(plan, clip_norm=1.0)
-        self._opened: tuple[Ledger, UserDirectory] | None = None
-        self._record: RecordedReleases | None = None
-        self._inner_texts = inner_state.texts(self._inner)
-        self._inner_state = inner_state.save(self._inner, self._inner_texts)
-        self._config: inner_state.EditedConfig | None = None
-        self._checked = self._texts_told = False
+        self._inner = inner
+        self._checked = False
         self._begun = False
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
         self._memory = np.empty(0, np.int64)
         """Where a round's sum is made, and then the model. It is kept for the next round: new memory takes longer than adding."""
-
-    def open(self, ledger: Ledger, directory: UserDirectory) -> None:
-        """Go on where `ledger` stands, with the users of `directory`."""
-        self._opened = ledger, directory
-        keepers, patience = self._settings.keepers, self._settings.patience
-        if keepers is not None:
-            transport = transport_of(keepers, self._settings.ledger, new=not ledger.openings())
-            agreed = partial(self._agreement, keepers, ledger.stream_id)
-            self.openings = Openings(
-                keepers, transport, ledger, agreed, cohort_size=self._cohort_size, patience=patience
-            )
-        self._record = RecordedReleases(ledger, self._wire_plan, self._settings.key)
-        self.resume()
+        keepers = settings.keepers
+        try:
+            if keepers is not None:
+                transport = transport_of(keepers, settings.ledger, new=not ledger.openings())
+                agreed = partial(self._agreement, keepers, ledger.stream_id)
+                self.openings = Openings(
+                    keepers,
+                    transport,
+                    ledger,
+                    agreed,
+                    cohort_size=self._cohort_size,
+                    patience=settings.patience,
+                )
+            self.record = RecordedReleases(ledger, settings.wire_plan, settings.key)
+            self.resume()
+        except BaseException:
+            self.close()
+            raise
 
     def _agreement(self, keepers: Keepers, run: str, size: int) -> Agreement:
         """What all parties agree on, for a model of so many coordinates."""
         users, evaluation = self._cohort_size, self._settings.evaluation
         return agree(
-            self._wire_plan,
-            size=size + (self._adaptive is not None),
+            self._settings.wire_plan,
+            size=size + (self._settings.adaptive_clipping is not None),
             keepers=keepers,
             run=run,
             users=users,
@@ -135,58 +144,31 @@ class TrainingRounds:
         )
 
     def close(self) -> None:
-        """Close the ledger, if it is open."""
-        opened, self._opened, self._pending = self._opened, None, None
-        self._memory = np.empty(0, np.int64)
-        openings, self.openings = self.openings, None
-        if openings is not None:
-            openings.close()
-        if opened is not None:
-            opened[0].close()
+        """Close the ledger, and what reaches the keepers."""
+        self._pending, self._memory = None, np.empty(0, np.int64)
+        if self.openings is not None:
+            self.openings.close()
+        self.ledger.close()
 
     @property
-    def is_open(self) -> bool:
-        """Whether there is a ledger, so that rounds can be tried."""
-        return self._opened is not None
+    def spent(self) -> int:
+        """How many of the rounds on record gave no model: keepers were asked to open them, and that failed."""
+        return sum(opened.state == "spent" for opened in self.ledger.openings())
 
     @property
-    def ledger(self) -> Ledger:
-        """The ledger. Raises ValueError if it is not open."""
-        if self._opened is None:
-            raise ValueError("the ledger is not open: call start, or use the strategy inside `with strategy:`")
-        return self._opened[0]
-
-    @property
-    def record(self) -> RecordedReleases:
-        """The releases on record. Raises ValueError if the ledger is not open."""
-        assert self.ledger is not None
-        assert self._record is not None  # it is made when the ledger is opened
-        return self._record
-
-    @property
-    def directory(self) -> UserDirectory:
-        """Who can be reached where."""
-        assert self._opened is not None  # it is made when the ledger is opened
-        return self._opened[1]
+    def gives_up(self) -> str:
+        """Why no further round is tried, where keepers make the noise; "" if there is no reason."""
+        return "" if self.openings is None else self.openings.suspects.gives_up
 
     @property
     def releases(self) -> int:
-        """How many rounds are released so far, as the ledger said when it was open last."""
-        return 0 if self._record is None else self._record.count
+        """How many rounds are released so far."""
+        return self.record.count
 
     def resume(self) -> Run:
         """Where the ledger says that the run stands; from here on these rounds and the inner strategy stand there too."""
         run = self.record.resume()
-        if run.state is not None:
-            self._inner_state = run.state
-        texts = inner_state.restore(self._inner, self._inner_state, self._inner_texts)
-        if texts and not self._texts_told:
-            self._texts_told = True
-            log_info(
-                f"{', '.join(texts)} of {type(self._inner).__name__}: as this process set it, not as the run saved it; "
-                "training never changed it"
-            )
-        self._config = inner_state.saved_config(self._inner_state)
+        self._inner.resume(run.state, run.round)
         told = self.ledger.metrics("train")
         last = told[max(told)] if told else {}  # of the last release that was one: nothing is told with a spent round
         self.clip_norm = last.get("next-clip-norm", self._plan.clip_norm)
@@ -199,25 +181,29 @@ class TrainingRounds:
     def check_inner(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Let the inner strategy configure the next round once, and forget it: what cannot be sent is refused before any work.
 
-        Raises ValueError for what `inner_request` refuses, and if the strategy changes what no ledger can save.
+        Raises ValueError for what `inner_request` refuses, and for another configuration than that of the releases so far.
         """
-        unsaved = inner_state.digests_of_unsaved(self._inner)
+        if self._inner.config is not None and (changed := self._inner.config.given_otherwise(config)):
+            raise ValueError(
+                f"train_config is not what this run has released with: {changed}. A run goes on with the configuration that it "
+                "began with; with another one it is another run"
+            )
         try:
             request, _ = self._inner_request(arrays, self.layout(arrays), config)
-            inner_state.check_unchanged(self._inner, unsaved)
         finally:
-            inner_state.restore(self._inner, self._inner_state, self._inner_texts)
+            self._inner.put_back()
         self.directory.message_type = request.message_type
         self._checked = True
 
     def _inner_request(
         self, arrays: ArrayRecord, layout: Layout, given: ConfigRecord
-    ) -> tuple[InnerRequest, inner_state.EditedConfig]:
+    ) -> tuple[InnerRequest, EditedConfig]:
         """What the inner strategy sends in the next round, and what it made of the configuration that was given."""
-        edited = ConfigRecord(dict(given)) if self._config is None else self._config.for_next_round(given)
+        before = self._inner.config
+        edited = ConfigRecord(dict(given)) if before is None else before.for_next_round(given)
         trained = ArrayRecord({name: arrays[name] for name in layout.names})
-        request = inner_request(self._inner, self.releases + 1, trained, edited)
-        return request, inner_state.EditedConfig(ConfigRecord(dict(given)), edited)
+        request = inner_request(self._inner.inner, self.releases + 1, trained, edited)
+        return request, EditedConfig(ConfigRecord(dict(given)), edited)
 
     def configure(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """One message for each node that hosts a user of this round's cohort; none if the round is skipped.
@@ -234,10 +220,10 @@ class TrainingRounds:
                 "a plan and a key of its own: fedcgd ledger compose says what both cost together"
             )
         layout = self.layout(arrays)
-        ledger = self.ledger  # before anything else: it raises for a strategy that is not open
         if not self._checked:
             self.check_inner(arrays, config)
-        chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._settings.key)
+        suspects = None if self.openings is None else self.openings.suspects
+        chosen = self._selector.wait_for(round, grid, self.directory, self.ledger, self._settings.key, suspects)
         if isinstance(chosen, str):
             return self._skip(chosen, "too few users that may take part were reachable")
         masking = None if self.openings is None else self.openings.masking(grid, layout.size)
@@ -246,15 +232,14 @@ class TrainingRounds:
         outgoing = Outgoing((layout.size,), np.float32)
         flatten(arrays, layout, outgoing.array)
         records = model_records(outgoing, layout)
-        unsaved = inner_state.digests_of_unsaved(self._inner)
         self._begun = True
         request, train_config = self._inner_request(arrays, layout, config)
-        adaptive = self._adaptive is not None
-        lattice = lattice_of(self._wire_plan, layout.size + adaptive)
+        adaptive = self._settings.adaptive_clipping is not None
+        lattice = lattice_of(self._settings.wire_plan, layout.size + adaptive)
         told = {} if masking is None else {KEEPERS: masking.record()}  # to nodes, of the keepers
         scale = Scale.fixed(self.clip_norm)
         if adaptive:
-            scale = Scale.of_round(self.clip_norm, self._indicator_norm, lattice)
+            scale = Scale.of_round(self.clip_norm, self._settings.indicator_norm, lattice)
         task = TrainTask(
             round=round,
             attempt=self.record.plan_round(list(chosen)),
@@ -280,7 +265,6 @@ class TrainingRounds:
             scale=scale,
             requests=tuple(requests),
             config=train_config,
-            unsaved=unsaved,
             grid=grid,
             masking=masking,
             floors=variance_floors(arrays, layout),
@@ -312,7 +296,7 @@ class TrainingRounds:
             pending = self._pending = replace(pending, model=(), requests=())
             kept = noised_sum if noised_sum.nbytes <= _KEPT else None
             del total, noised_sum  # the inner strategy needs room
-            stepped = inner_step(self._inner, pending.task.round + 1, noised)
+            stepped = inner_step(self._inner.inner, pending.task.round + 1, noised)
             del noised
             released = self._release(pending, stepped, kept, metrics, next_clip_norm)
         except OpeningFailedError as error:
@@ -335,7 +319,8 @@ class TrainingRounds:
         if pending.masking is None:
             total, found = sum_of_replies(matched, pending.task.size, self._memory_of(pending.task.size))
         else:
-            total, found = sum_of_masked_replies(matched, pending.masking)
+            masked, found = sum_of_masked_replies(matched, pending.masking)
+            total = masked.at((pending.requests[position][0].dst_node_id for position in answered), found)
         results: list[int | RejectionReason] = ["no answer"] * len(pending.requests)
         for position, result in zip(answered, found, strict=True):
             results[position] = result
@@ -380,10 +365,11 @@ class TrainingRounds:
 
     def _next_clip_norm(self, pending: PendingRound, total: Integers, metrics: MetricRecord) -> float:
         """The clip norm of the next round; where it adapts, `metrics` and the operator are told how, and of what share."""
-        if self._adaptive is None:
+        adaptive = self._settings.adaptive_clipping
+        if adaptive is None:
             return self.clip_norm
         share = pending.scale.share(int(total[-1]), self._cohort_size)
-        following = next_norm(self.clip_norm, share, self._adaptive)
+        following = next_norm(self.clip_norm, share, adaptive)
         self.report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
         metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
         return following
@@ -418,11 +404,11 @@ class TrainingRounds:
         out = None if memory is None else memory.view(np.float32)[: pending.task.layout.size]
         released = flatten(stepped, pending.task.layout, out)
         self.report.raised = raise_variances(released, pending.floors)  # of what is released already: it costs nothing
-        inner_state.check_unchanged(self._inner, pending.unsaved)
-        state = inner_state.save(self._inner, self._inner_texts, pending.config)
+        state = self._inner.save(pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self.record.record(pending.task.attempt, released.data, state, pending.task.layout.to_json(), metrics)
-        self._inner_state, self._config, self.clip_norm = state, pending.config, next_clip_norm
+        self._inner.released(state, pending.config)
+        self.clip_norm = next_clip_norm
         return unflatten(released, pending.task.layout, same=stepped)
 
     def abort_round(self, reason: str) -> None:
@@ -435,7 +421,7 @@ class TrainingRounds:
         if not begun:
             return
         self.record.abandon(reason)
-        inner_state.restore(self._inner, self._inner_state, self._inner_texts)
+        self._inner.put_back()
 
 
 def _matched(

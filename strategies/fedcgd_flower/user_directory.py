@@ -7,7 +7,7 @@ so does that node's key. Only a *registered name* (`flwr supernode register KEY 
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from fedcgd.numeric import so_many
 from fedcgd_flower.flower_private import is_simulation, log_warning
+from fedcgd_flower.keeper_suspects import NodeSuspects, node_name
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
@@ -38,6 +39,9 @@ _TROUBLE: dict[RejectionReason | None, str] = {
     "the node runs, and its own log says which",
     "node lost": "",  # it will be missing from the list of nodes soon
 }
+
+_CROWD = 10  # times as many users as the node with second most: a node that crowds others out
+_NAMED = 3  # nodes that claim the same users are named
 
 _AGAIN = 10.0  # seconds after an answer that names nobody: it may have been a node that was starting
 _LONGEST_REST = 3600.0  # seconds between questions to a node that never answers
@@ -88,8 +92,12 @@ class UserDirectory:
     """How many users of other nodes a node has claimed."""
     connected: int = 0
     """How many nodes were there at the last look, of those that may speak for users."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """The nodes that were there at the last look, and the name of each that is registered."""
     claimed_twice: int = 0
     """How many users took no part at the last look, because two nodes claim them."""
+    claimants: str = ""
+    """Which nodes claim them."""
     _declared: dict[int, HostedUsers] = field(default_factory=dict)
     _granted: dict[HostedUsers, HostedUsers] = field(default_factory=dict)
     """Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same."""
@@ -122,7 +130,7 @@ class UserDirectory:
         names = {node.node_id: node.name for node in grid.get_nodes()}
         if self.registered_only or self.identity == "authenticated":
             names = self._registered(names)
-        self.connected = len(names)
+        self.connected, self.names = len(names), names
         if self.identity == "authenticated":
             hosted = {node_id: HostedUsers((name,)) for node_id, name in names.items()}
         else:
@@ -130,12 +138,35 @@ class UserDirectory:
             hosted = {node_id: self._declared[node_id] for node_id in names if node_id in self._declared}
         nodes, claimed_twice = nodes_of_users(hosted)
         self.claimed_twice = len(claimed_twice)
+        self.claimants = _claimants(hosted, claimed_twice, names) if claimed_twice else ""
         if claimed_twice:
             self._say_once(
                 so_many(len(claimed_twice), "user is", "users are")
-                + " claimed by more than one node and not asked: a user belongs to one node"
+                + f" claimed by more than one node and not asked: a user belongs to one node. {self.claimants}"
             )
+        if not is_simulation(grid):
+            self._tell_of_crowds(hosted, names)
         return nodes
+
+    def _tell_of_crowds(self, hosted: Mapping[int, HostedUsers], names: Mapping[int, str]) -> None:
+        """Say which node that is not registered names so many users that others hardly have a place in a cohort."""
+        counts = sorted(((len(theirs.users), node_id) for node_id, theirs in hosted.items() if not theirs.shared))
+        if len(counts) < 2 or names[counts[-1][1]]:
+            return
+        (second, _), (most, node_id) = counts[-2:]
+        if most > _CROWD * max(second, 1):
+            everybody = sum(count for count, _ in counts)
+            self._say_once(
+                f"node {node_id} (not registered) names {most} of {everybody} users: it has nearly every place in a cohort. If "
+                "you do not know these people to be there, it invents them: register the nodes, and say who is where (hosts=)"
+            )
+
+    def allowed(self, nodes: Mapping[str, NodeIds], suspects: NodeSuspects | None) -> Iterator[Mapping[str, NodeIds]]:
+        """Whom to ask of `nodes`, as `refresh` gave them, without those held back: what tells most of suspects first."""
+        for held_back in [set[str]()] if suspects is None else suspects.to_hold_back():
+            ids = {node_id for node_id, name in self.names.items() if node_name(node_id, name) in held_back}
+            found = ((user, tuple(node_id for node_id in where if node_id not in ids)) for user, where in nodes.items())
+            yield {user: where for user, where in found if where} if ids else nodes
 
     def _registered(self, names: Mapping[int, str]) -> dict[int, str]:
         """The nodes that have a name. Raises ValueError if there are nodes and none of them has."""
@@ -259,6 +290,23 @@ class UserDirectory:
         if words not in self._said:
             self._said.add(words)
             log_warning(words)
+
+
+def _claimants(hosted: Mapping[int, HostedUsers], claimed_twice: AbstractSet[str], names: Mapping[int, str]) -> str:
+    """Which nodes claim these users: first those that claim users of most other nodes."""
+    at = {node_id: found for node_id, theirs in hosted.items() if (found := claimed_twice & set(theirs.users))}
+    by: dict[str, list[int]] = {}
+    for node_id, users in at.items():
+        for user in users:
+            by.setdefault(user, []).append(node_id)
+    others = {node_id: len({other for user in users for other in by[user]}) - 1 for node_id, users in at.items()}
+    told = [
+        f"node {node_id} ({names[node_id] or 'not registered'}) names {len(at[node_id])} of them, which "
+        f"{so_many(others[node_id], 'other node names', 'other nodes name')} too"
+        for node_id in sorted(at, key=lambda node_id: (-others[node_id], -len(at[node_id]), node_id))
+    ]
+    more = f"; and {so_many(len(told) - _NAMED, 'node', 'nodes')} more" if len(told) > _NAMED else ""
+    return "; ".join(told[:_NAMED]) + more
 
 
 def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...]:

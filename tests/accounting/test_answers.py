@@ -1,5 +1,9 @@
 """Answers that took long are read from the disk, for the very same question and code only."""
 
+import hashlib
+import json
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,10 +46,10 @@ def test_every_other_question_is_another_file_and_each_is_answered_as_before(tmp
     first, kept = [], [0]
     for ask in ASKED:
         first.append(ask())
-        kept.append(len(list(tmp_path.glob("answer-*.json"))))
+        kept.append(len(list(tmp_path.glob("kept/answer-*.json"))))
         assert kept[-2] < kept[-1] <= kept[-2] + 2
     assert [ask() for ask in ASKED] == first
-    assert len(list(tmp_path.glob("answer-*.json"))) == kept[-1]
+    assert len(list(tmp_path.glob("kept/answer-*.json"))) == kept[-1]
 
 
 def test_what_is_kept_is_not_found_again_but_by_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,4 +84,47 @@ def test_a_mechanism_of_ones_own_is_answered_and_not_kept(tmp_path: Path) -> Non
         name = "own"
 
     assert sigma(Own(0.5), replace(BINS, sampling="none")) == sigma(LambdaCGD(0.5), replace(BINS, sampling="none"))
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("kept/*"))) == 1
+
+
+def forged(tmp_path: Path) -> tuple[Callable[[], float], float]:
+    """An answer of ours that says a tenth of the noise is enough, with the right checksum; who asks, and what is true."""
+    true = sigma(BSR(2), BINS)
+    [kept] = tmp_path.glob("kept/*.json")
+    content = json.loads(kept.read_text())
+    answer = json.loads(content["answer"])
+    answer["value"] /= 10
+    content["answer"] = json.dumps(answer)
+    content["checksum"] = hashlib.sha256((content["question"] + content["answer"]).encode()).hexdigest()
+    kept.write_text(json.dumps(content))
+    return lambda: sigma(BSR(2), BINS), true
+
+
+def test_an_answer_of_ones_own_counts_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
+    ask, true = forged(tmp_path)
+    assert ask() == true / 10  # of this user, whose word counts
+    assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700
+    for mode in (0o701, 0o710, 0o755, 0o770, 0o777, 0o1777):
+        (tmp_path / "kept").chmod(mode)
+        assert ask() == true, oct(mode)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_an_answer_that_others_may_write_is_not_read(tmp_path: Path, mode: int) -> None:
+    ask, true = forged(tmp_path)
+    next(tmp_path.glob("kept/*.json")).chmod(mode)
+    assert ask() == true
+
+
+@pytest.mark.parametrize("what", ["another user's", "a link", "behind a link"])
+def test_an_answer_of_another_user_or_behind_a_link_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    ask, true = forged(tmp_path)
+    folder, [kept] = tmp_path / "kept", tmp_path.glob("kept/*.json")
+    if what == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    else:
+        moved = kept if what == "a link" else folder
+        moved.symlink_to(moved.rename(tmp_path / "elsewhere"))
+    assert ask() == true

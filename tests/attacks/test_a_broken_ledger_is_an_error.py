@@ -23,10 +23,10 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("UPDATE attempts SET users = x'00'", "a cohort on record cannot be read"),
-        ("UPDATE run SET plan = '{}'", "this describes no plan"),
-        ("UPDATE run SET plan = '{'", "Expecting property name"),
-        ("UPDATE run SET plan = '[]'", "this describes no plan"),
+        ("UPDATE attempts SET users = x'00'", "a cohort on record cannot be unpacked"),
+        ("UPDATE run SET plan = '{}'", "a plan has no 'mechanism'"),
+        ("UPDATE run SET plan = '{'", "the plan on record is no JSON: Expecting property name"),
+        ("UPDATE run SET plan = '[]'", "the plan on record is [], and must be a JSON object"),
     ],
 )
 @pytest.mark.parametrize("command", ["verify", "show", "export", "compose"])

@@ -58,7 +58,7 @@ def test_key_and_ledger_without_the_register(folder: Path) -> None:
     assert sorted(path.name for path in copy.iterdir()) == ["noise.key", "run.db"]
     # Also where somebody has made an empty one, and for keys that were made without a register.
     (copy / "noise.key.runs").touch(0o600)
-    with pytest.raises(ValueError, match=r"has released 2 rounds, and .*does not know of it.*ledger adopt"):
+    with pytest.raises(ValueError, match=r"noise.key.runs, the register of this key's runs, is empty.*ledger adopt"):
         opened(copy)
     (copy / "noise.key").write_text((copy / "noise.key").read_text().split()[0])
     (copy / "noise.key.runs").unlink()
@@ -133,8 +133,12 @@ def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
         adopt(tmp_path / "none.db", key)
     # The key began the same run again, in another ledger, while this one was away.
     path.rename(folder / "away.db")
-    (folder / "noise.key.runs").write_bytes(b"")
+    (folder / "noise.key.runs").unlink()
+    (folder / "noise.key").write_text((folder / "noise.key").read_text().split()[0])  # it names no register any more
     release(folder, 1)
+    with pytest.raises(ValueError, match="is that of another key, or was made anew"):
+        adopt(folder / "away.db", key)
+    key = NoiseKey.from_file(folder / "noise.key")
     with pytest.raises(ValueError, match=r"began the same run again .*is over"):
         adopt(folder / "away.db", key)
     assert verify(folder / "away.db").adopted == ()

@@ -21,7 +21,7 @@ def test_a_run_that_releases_nothing_raises() -> None:
     grid = FakeGrid({1: node(names(3))})
     with pytest.raises(ValueError, match="3 users are there after 0 s, and 12 are expected"):
         make().start(grid, record(np.zeros(SIZE)))
-    with pytest.raises(IncompleteRunError, match="0 of 6 planned rounds are released") as stopped:
+    with pytest.raises(IncompleteRunError, match="0 of 6 rounds released") as stopped:
         make(expected_users=1).start(
             grid, record(np.zeros(SIZE)), evaluate_fn=lambda release, arrays: MetricRecord({"accuracy": 0.1})
         )

@@ -14,7 +14,7 @@ from fedcgd.noise.keys import NoiseKey
 
 LIBRARY = str(Path(fedcgd.__file__).parent)
 STATEFUL = (
-    "opacus/optimizer.py", "opacus/release_tracker.py", "opacus/round_noise.py", "opacus/model_state.py",
+    "opacus/optimizer.py", "opacus/release_tracker.py", "opacus/round_noise.py",
     "release/noise_source.py", "release/run_noise.py", "release/tensors.py",
     "noise/tensors.py", "noise/quantisation.py",
 )  # fmt: skip

@@ -403,54 +403,15 @@ def test_parts_of_data_sets_are_not_refused(monkeypatch):
     assert run.released == 4
 
 
-class Running(nn.Module):
-    """A mean of the inputs, as `torch.nn.BatchNorm1d` keeps it, saved with the model."""
-
-    def __init__(self, how, persistent=True):
-        super().__init__()
-        self.out, self.how = nn.Linear(6, 3), how
-        self.mean = nn.Module()
-        self.mean.register_buffer("value", torch.zeros(6), persistent=persistent)
-
-    def forward(self, inputs):
-        if self.training and torch.is_grad_enabled():
-            if self.how == "in place":
-                self.mean.value.mul_(0.9).add_(0.1 * inputs.mean(0))
-            else:
-                self.mean.value = 0.9 * self.mean.value + 0.1 * inputs.mean(0)
-        return self.out(inputs)
-
-
-@pytest.mark.parametrize("how", ["in place", "anew"])
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_a_buffer_that_changes_with_the_data_is_refused(mode, how, monkeypatch):
-    run = Run(monkeypatch, model=Running(how), mode=mode)
-    with pytest.raises(
-        RuntimeError, match=r"'mean\.value' and 0 other parameters and buffers of the module have changed"
-    ):
-        run.train()
-    assert run.sums == []
-    run = Run(monkeypatch, model=Running(how, persistent=False), mode=mode)
-    run.train()
-    assert run.released == 3
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_another_optimizer_finds_no_raw_gradients(mode, monkeypatch):
-    """The cell that makes the optimizer is run again, and the one that makes it private is not.
-
-    What it does to the weights by itself (weight decay) is no step of the private one.
-    """
+    """The cell that makes the optimizer is run again, and the one that makes it private is not."""
     run = Run(monkeypatch, mode=mode)
     before = [p.detach().clone() for p in run.model.parameters()]
     another = torch.optim.SGD(run.module.parameters(), lr=1.0)
     run.backward(next(iter(run.loader)))
     another.step()
     assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), before, strict=True))
-    torch.optim.SGD(run.module.parameters(), lr=1.0, weight_decay=0.1).step()
-    if mode != "ew":  # there are no gradients to take a step with
-        with pytest.raises(RuntimeError, match="have changed, and not by a step"):
-            run.optimizer.step()
     assert run.sums == []
 
 

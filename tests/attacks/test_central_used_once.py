@@ -209,7 +209,7 @@ def test_an_interrupted_step_ends_its_round(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedcgd.opacus.gradient_forms.DenseGradients.add_to", interrupt)
+        patch.setattr("fedcgd.opacus.clipped_sum.DenseGradients.add_to", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run.optimizer.step()
     with pytest.raises(RuntimeError, match="there is no batch from the loader for this step"):

@@ -45,7 +45,7 @@ def release_seen_with(stolen: int, colluding: int = 1):
     """The release path of a run with three keepers, as one sees it who has the keys of the first `stolen` of them."""
 
     def release(sums: np.ndarray, repetition: int) -> np.ndarray:
-        keepers = Keepers.simulation(1000 + repetition, 3, colluding=colluding)
+        keepers = Keepers.simulation(1000 + repetition, 3, colluding=colluding, nodes=1)
         members = [Keeper.simulation(keepers, i) for i in range(3)]
         agreement = agree(AUDITED, size=sums.shape[1], keepers=keepers, run="", users=10)
         lattice = lattice_of(AUDITED, sums.shape[1])

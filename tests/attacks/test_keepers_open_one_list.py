@@ -131,8 +131,16 @@ def test_a_seed_cannot_be_used_twice_in_a_list() -> None:
     other = (members[0].card.seal(b"t" * 32, info + tickets[0]), sealed[0])
     with pytest.raises(RefusedError, match="two of its tickets are the same"):
         members[0].answer(agreement, replace(good, tickets=tickets[:1] * 2, sealed=other))
-    with pytest.raises(RefusedError, match="two of its seeds are the same"):
-        members[0].answer(agreement, replace(good, tickets=tickets, sealed=sealed))
+    honest = mask(updates(1)[0], agreement, round=0, attempt=0, present=keepers.names)
+    named = replace(
+        good,
+        tickets=(tickets[0], honest.ticket, tickets[1]),
+        sealed=(sealed[0], honest.sealed[keepers.names[0]], sealed[1]),
+    )
+    assert members[0].unreadable(agreement, named) == (0, 2)  # before anything is opened
+    with pytest.raises(UnreadableError, match="sealed the same seed as each other") as refused:
+        members[0].answer(agreement, named)
+    assert refused.value.positions == (0, 2)
 
 
 def test_a_challenge_is_no_seed_and_a_seed_no_challenge() -> None:

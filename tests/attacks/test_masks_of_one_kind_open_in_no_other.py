@@ -12,7 +12,7 @@ from fedcgd.keepers.keeper import UnreadableError, list_hash
 from fedcgd.keepers.masks import residues_of, subtract_masks
 from fedcgd.keepers.wire import from_bytes, to_bytes
 
-KEEPERS = Keepers.simulation(7, 3, colluding=1)
+KEEPERS = Keepers.simulation(7, 3, colluding=1, nodes=1)
 
 
 def both(keepers: Keepers = KEEPERS, *, size: int = SIZE, **other) -> dict[str, Agreement]:

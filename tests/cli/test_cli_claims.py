@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from command_line import figures, run
 from keeper_runs import RealKeepers
 from keeper_services import Services
 from plans import make_plan
 from shared import record
-from typer.testing import CliRunner, Result
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, accounting
-from fedcgd.cli import COMMANDS, app, budget, load
+from fedcgd.cli import app, budget
 from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
 from fedcgd.optimisation.catalogue import TABLE
@@ -134,8 +134,7 @@ def test_the_number_of_bands_is_not_chosen_at_a_rate_of_a_group() -> None:
 def examples() -> list[tuple[str, str]]:
     """(command, its example) for every command that does something."""
     found = []
-    for name in COMMANDS:
-        command = load(name)
+    for name, command in app.commands.items():
         parts = {f"{name} {part}": each for part, each in getattr(command, "commands", {}).items()} or {name: command}
         for words, each in parts.items():
             text = " ".join((each.help or "").partition("Example: ")[2].partition("\n\n")[0].split())
@@ -216,9 +215,18 @@ def recorded_run(path: Path, key_file: Path) -> None:
     ],
 )
 def test_the_shell_completes_what_is_typed(typed: str, offered: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_FEDCGD_COMPLETE": "complete_bash"}
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_FEDCGD_COMPLETE": "bash_complete"}
     result = CliRunner().invoke(app, [], env=words, prog_name="fedcgd")
-    assert set(result.stdout.split()) == offered
+    assert {line.partition(",")[2] for line in result.stdout.split()} == offered
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_page_says_how_a_shell_is_told(shell: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "command_line.md").read_text()
+    told = CliRunner().invoke(app, [], env={"_FEDCGD_COMPLETE": f"{shell}_source"}, prog_name="fedcgd")
+    assert f"{shell}_source" in page
+    assert told.exit_code == 0
+    assert "fedcgd" in told.stdout
 
 
 def test_help_names_the_exit_codes_and_ctrl_c_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import command_line
 import numpy as np
 import pytest
+from click.testing import Result
 from plans import make_plan
 from scipy.stats import norm
 from sql import edit
-from typer.testing import Result
 
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.attacker import attacker_accuracy

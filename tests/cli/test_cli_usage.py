@@ -2,19 +2,23 @@
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import click
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
-from typer.testing import CliRunner
 
 import fedcgd
 from fedcgd import LambdaCGD, Participation
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.cli import app, budget, printing, usage
+from fedcgd.cli.declare import WholeNumber
 from fedcgd.cli.printing import how_far
 from fedcgd.optimisation import catalogue
 
@@ -43,8 +47,8 @@ def test_the_version() -> None:
         (["epsilon", "--sigma", "3"], "there is no option --sigma; it is called --noise-multiplier here"),
         (["calibrate", "--roundz", "3"], "there is no option --roundz; did you mean --rounds?"),
         (["calibrate", "--lam", "0.9"], "it is called --mechanism lambda-cgd:λ here"),
-        (["calibrate"], "missing --epsilon, --delta, --rounds. Example: fedcgd calibrate --mechanism"),
-        (["epsilon", "--rounds", "10"], "missing --noise-multiplier, --delta, --mechanism."),
+        (["calibrate"], "missing --rounds, --epsilon, --delta. Example: fedcgd calibrate --mechanism"),
+        (["epsilon", "--rounds", "10"], "missing --mechanism, --noise-multiplier, --delta."),
         (["calibrate", "--rounds", "99999999999", *BUDGET], "--rounds must be at most 100,000,000, got 99,999,999,999"),
         (["audit", "--scores", "nofile", *BUDGET], "nofile: No such file or directory"),
         (["explain", "--rounds", "10", "--delta", "1e-5", "--noise-multiplier", "3"], "write --mechanism lambda-cgd:λ with"),
@@ -98,7 +102,7 @@ def test_a_failure_of_fedcgd_is_no_refutation(monkeypatch) -> None:
     monkeypatch.setattr(budget, "accountant", broken)
     result = run("calibrate", "--mechanism", "dp-sgd", "--rounds", "10", *BUDGET)
     assert result.exit_code == 3
-    assert "This is a mistake in fedcgd" in result.stderr
+    assert "this is a mistake in fedcgd" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -123,17 +127,11 @@ def test_what_is_not_there_is_named(monkeypatch, error, message) -> None:
 def test_options_of_others_are_named_by_options_that_exist() -> None:
     ours = set()
     for name in ("calibrate", "epsilon", "explain", "select-lambda"):
-        command = usage_command(name)
+        command = app.commands[name]
         ours |= {option for parameter in command.params for option in parameter.opts}
     for theirs, option in usage.OTHER_NAMES.items():
         assert theirs not in ours
         assert option.split()[0] in ours
-
-
-def usage_command(name: str) -> click.Command:
-    from fedcgd.cli import load
-
-    return load(name)
 
 
 def test_how_far_the_work_is_can_be_read_from_what_is_said() -> None:
@@ -207,3 +205,75 @@ def test_numbers_may_be_left_out_as_the_help_says(row: catalogue.Row) -> None:
     result = run("calibrate", "--mechanism", row.name, "--rounds", "8", "--separation", "4", *BUDGET)
     assert (result.exit_code == 0) == (row.name not in exceptions)
     assert exceptions.get(row.name, "from the right") in said(run("calibrate", "--help"))
+
+
+WRONG = [
+    (["calibrat"], 2),
+    (["calibrate", "--roundz", "3"], 2),
+    (["calibrate"], 2),
+    (["calibrate", "--rounds", "ten", *BUDGET], 2),
+    (["calibrate", "--rounds", "10", *BUDGET, "--sampling", "often"], 2),
+    (["calibrate", "--rounds", "0", *BUDGET], 2),
+    (["ledger", "verify", "missing.db"], 2),
+    (["ledger"], 2),
+    (["keeper", "verify", "court"], 2),
+    (["keeper", "show", "missing.toml"], 2),
+]
+
+
+@pytest.mark.parametrize(("words", "code"), WRONG)
+def test_errors_have_one_style_and_under_json_they_are_json(words: list[str], code: int) -> None:
+    told, read = run(*words), run(*words, "--json")
+    assert (told.exit_code, told.stdout) == (code, "")
+    if words != ["ledger"]:  # whose answer is its help
+        assert told.stderr.startswith("Error: ")
+        assert told.stderr.count("\n") == 1
+    found = json.loads(read.stdout)
+    assert (read.exit_code, read.stderr) == (code, "")
+    assert found["exit_code"] == code
+    assert found["error"]
+
+
+def test_a_failure_of_fedcgd_is_json_too(monkeypatch) -> None:
+    def broken(*_):
+        raise RuntimeError("an invariant does not hold")
+
+    monkeypatch.setattr(budget, "accountant", broken)
+    result = run("calibrate", "--mechanism", "dp-sgd", "--rounds", "10", *BUDGET, "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["exit_code"] == 3
+    assert "an invariant does not hold" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "number"), [("1e6", 1_000_000), ("1000000", 1_000_000), ("1_000_000", 1_000_000), ("2.5e3", 2500)]
+)
+def test_whole_numbers_may_have_an_exponent(typed: str, number: int) -> None:
+    result = run("calibrate", "--mechanism", "dp-sgd", "--separation", typed, "--rounds", typed, *BUDGET, "--json")
+    assert json.loads(result.stdout)["rounds"] == number
+
+
+@pytest.mark.parametrize("typed", ["1e-3", "2.5", "1e400", "nan", "1e999999999", "9007199254740994.0", "many", ""])
+def test_what_is_no_whole_number_is_refused(typed: str) -> None:
+    result = run("calibrate", "--mechanism", "dp-sgd", "--rounds", typed, *BUDGET)
+    assert result.exit_code == 2
+    assert f"--rounds: a whole number such as 1000 or 1e6, got {typed!r}" in result.stderr
+
+
+def test_every_whole_number_is_read_that_way() -> None:
+    def of(command: click.Command) -> list[click.Parameter]:
+        return [*command.params, *(each for inner in getattr(command, "commands", {}).values() for each in of(inner))]
+
+    whole = [parameter for parameter in of(app) if parameter.type.name == "integer"]
+    assert len(whole) > 40
+    assert {type(parameter.type) for parameter in whole} == {WholeNumber}
+
+
+def test_who_has_read_enough_is_told_of_no_refutation(tmp_path: Path) -> None:
+    """1 would say that the record contradicts itself."""
+    program = [sys.executable, "-m", "fedcgd.cli", "calibrate", "--mechanism", "dp-sgd", "--rounds", "10", *BUDGET]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(program, stdout=writing, stderr=subprocess.PIPE, check=False, cwd=tmp_path)
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (141, b"")

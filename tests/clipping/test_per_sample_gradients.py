@@ -59,11 +59,11 @@ def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch
     loss, flat = example_loss(model, cross_entropy), flatten(model)
     at_once = []
 
-    def watched(rows, clip_norm):
-        at_once.append(len(rows))
-        return clip_rows(rows, clip_norm)
+    def watched(total, parts, *settings):
+        at_once.append(len(parts[0]))
+        return add_clipped_rows(total, parts, *settings)
 
-    monkeypatch.setattr(gradients, "clip_rows", watched)
+    monkeypatch.setattr(gradients, "add_clipped_rows", watched)
     for entries, sizes in ((10 * flat.numel() + 1, [10, 10, 3]), (1, [1] * 23), (10**9, [23])):
         monkeypatch.setattr(gradients, "CHUNK_ENTRIES", entries)
         clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Lattice(STEP))

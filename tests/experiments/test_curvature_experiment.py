@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation.catalogue import MechanismSpec, read_mechanism

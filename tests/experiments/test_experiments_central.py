@@ -1,20 +1,32 @@
 """Central trainings of the experiments: what they train is what the engine trains, and their ε is the accounting's."""
 
-from dataclasses import replace
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from oracles_softmax import train_softmax as by_hand
 from plans import make_plan
+from rich.console import Console
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan, calibrate
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.optimisation import catalogue
+from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
 from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Descent, descent
+from fedcgd_experiments.results import Results
+from fedcgd_experiments.runner import Deadline, PausedError, carry_out
+from fedcgd_experiments.study import missing
+from fedcgd_experiments.training import outcome, training, widened
 from fedcgd_simulations.tasks import get_task
 
 POINT = CentralPoint(
@@ -45,7 +57,7 @@ def test_a_point_trains_what_is_written_down_by_hand() -> None:
     """The engine's batches, and gradients by hand."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data, plan = task.load(), plan_of(POINT, 1e-9)
-    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, ReleaseTracker(plan, "", 1 / 9))
+    batches = RoundBatches(plan.participation, 1260, 9, lambda _: key.choices, ReleaseTracker(plan, "", 1 / 9))
     expected = by_hand(
         plan, data.train, [batches.batch(t) for t in range(18)], key=key.noise, learning_rate=2.0, planned_cohort=140
     )[-1]
@@ -194,3 +206,83 @@ def test_under_b_min_sep_an_example_is_expected_once_an_epoch() -> None:
     participation = replace(POINT, sampling="b-min-sep", steps=9).setup.participation()
     assert participation.expected_rate == pytest.approx(1 / 9)
     assert (participation.min_separation, participation.rounds) == (6, 9 * POINT.epochs)
+
+
+@pytest.mark.parametrize("sampling", ["none", "poisson"])
+def test_a_training_that_is_stopped_goes_on_from_its_last_epoch(tmp_path: Path, sampling) -> None:
+    """And ends with the model of one that was not: the rounds, the noise, the rate and the momentum are where they were."""
+    mechanism = "lambda-cgd:0.8" if sampling == "none" else "dp-sgd"
+    point = replace(
+        POINT, model="tanh-cnn", epochs=3, sampling=sampling, mechanism=mechanism, learning_rate=0.1, momentum=0.9,
+        schedule="linear",
+    )  # fmt: skip
+    task = get_task("digits", model="tanh-cnn")
+    train, plan, file = task.load().train, plan_of(point), tmp_path / "deep" / "one.pt"
+    watched: list[int] = []
+
+    def trained(**more: Any) -> torch.Tensor:
+        model = train_engine(
+            point, task, train, plan, physical_batch=100, watch=lambda step, _: watched.append(step), **more
+        )
+        return flatten(model)
+
+    for _ in range(2):
+        with pytest.raises(PausedError, match="of 3 epochs are done"):
+            trained(checkpoint=file, late=lambda: True)
+    assert torch.equal(trained(checkpoint=file, late=lambda: True), trained())
+    assert watched == [*range(1, 28), *range(1, 28)]
+    assert not file.exists()
+
+
+def test_a_study_with_a_paused_training_is_gone_on_with(tmp_path: Path) -> None:
+    point = replace(POINT, model="tanh-cnn", learning_rate=1.0)
+    study, results = training(point, {4.0: [0.1]}, seeds=1), Results(tmp_path / "one.jsonl")
+    late = CentralTrainer(checkpoints=tmp_path / "kept", late=Deadline(0.0))
+    said = iter([False, True])
+    stopped = carry_out(study, results, late, console=Console(quiet=True), late=lambda: next(said))
+    assert (stopped.failures, stopped.left) == ((), 1)
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+    assert outcome(study, results.rows()) == ""
+    done = carry_out(study, results, CentralTrainer(checkpoints=tmp_path / "kept"), console=Console(quiet=True))
+    assert (done.failures, done.left) == ((), 0)
+    [row] = results.rows()
+    assert (row["split"], row["learning_rate"]) == ("test", 0.1)  # one rate: there is nothing to tune
+    assert f"{100 * row['accuracy']:.1f} % of test examples (1 seeds) at ε = 4" in outcome(study, results.rows())
+
+
+def test_rates_go_on_until_the_best_lies_between_others() -> None:
+    """The accuracy is best at 3 for ε = 1, and at .5 for ε = 2."""
+    rates: Mapping[float, Sequence[float]] = {1.0: [0.5, 1.0], 2.0: [1.0, 2.0]}
+    seen = []
+    for _ in range(6):
+        study = training(POINT, rates, seeds=0)
+        points = missing(study, {})
+        assert {point.split for point in points} == {"validation"}
+        best_at = {1.0: 3.0, 2.0: 0.5}
+        rows = [asdict(p) | {"accuracy": 1 - abs(math.log(p.learning_rate / best_at[p.epsilon])) / 10} for p in points]
+        rates = widened(study, rates, rows)
+        seen.append([min(rates[2.0]), max(rates[1.0])])
+    assert seen[-1] == seen[-2] == [0.25, 8.0]
+    assert rates == {1.0: [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0], 2.0: [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]}
+
+
+def test_one_training_is_one_command_and_its_rates_surround_what_theory_expects(tmp_path: Path) -> None:
+    words = ["train", "digits", "softmax", "lambda-cgd:0.9", "--epsilon", "8", "--epsilon", "2", "--epochs", "4",
+             "--steps", "7", "--seeds", "2", "--results", str(tmp_path)]  # fmt: skip
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"8\d\.\d ± \d\.\d % of test examples \(2 seeds\) at ε = 8, learning rate", done.output)
+    assert "adjacency: zero out one user; sampling: none (exact Gaussian mechanism)" in done.output
+    rows = Results(tmp_path / "digits-softmax.jsonl").rows()
+    for epsilon in (2.0, 8.0):
+        mine = [row for row in rows if row["epsilon"] == epsilon]
+        tried = sorted(row["learning_rate"] for row in mine if row["split"] == "validation")
+        assert len(tried) >= 3
+        assert tried == pytest.approx([tried[0] * 2**place for place in range(len(tried))], rel=0.02)
+        best = max((row for row in mine if row["split"] == "validation"), key=lambda row: row["accuracy"])
+        assert tried[0] < best["learning_rate"] < tried[-1]
+        assert {row["learning_rate"] for row in mine if row["split"] == "test"} == {best["learning_rate"]}
+        assert sum(row["split"] == "test" for row in mine) == 2
+    again = CliRunner().invoke(app, words)
+    assert again.output.splitlines()[-4:] == done.output.splitlines()[-4:]
+    assert len(Results(tmp_path / "digits-softmax.jsonl").rows()) == len(rows)

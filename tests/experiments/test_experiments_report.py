@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedcgd_experiments import plots, tables
 from fedcgd_experiments.__main__ import app, trainer_of

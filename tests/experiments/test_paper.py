@@ -3,25 +3,27 @@
 import json
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from cifar10_files import write_python
+from click.testing import CliRunner
 from imdb_files import write_imdb
-from typer.testing import CliRunner
 
 from fedcgd_experiments import paper_studies, runtime
 from fedcgd_experiments.__main__ import _chosen, app
 from fedcgd_experiments.central import check_steps
 from fedcgd_experiments.comparison import compare
 from fedcgd_experiments.paper_studies import EXAMPLES, PAPER_STUDIES, paper_study
+from fedcgd_experiments.plots import lambdas
 from fedcgd_experiments.point import CentralPoint
-from fedcgd_experiments.results import Results
-from fedcgd_experiments.study import Log
+from fedcgd_experiments.results import Results, known
+from fedcgd_experiments.study import Log, missing
+from fedcgd_experiments.tables import Found
 from fedcgd_simulations.tasks import get_task
 
-pytestmark = pytest.mark.usefixtures("threads_as_they_were")
+pytestmark = pytest.mark.usefixtures("threads_as_they_were", "own_cache")
 
 
 @pytest.fixture
@@ -79,6 +81,57 @@ def test_every_figure_with_trainings_has_a_study_and_every_study_a_model() -> No
     # Figure 1 and Tables 1 and 2 time these.
     timed = {"cnn", "wideresnet-40", "vit-b-16", "vit-l-16", "vit-h-14", "lstm", "bert-tiny", "bert-base", "bert-large"}
     assert timed <= set(runtime.MODELS)
+
+
+def test_the_papers_own_values_need_no_tuning() -> None:
+    """Table 3 of arXiv:2601.22334: seven methods at six ε, three seeds."""
+    study = PAPER_STUDIES["table-3"]
+    points = missing(study, {})
+    assert len(points) == 126
+    assert {(p.split, p.clip_norm, p.epochs, p.steps) for p in points} == {("test", 8.0, 10, 352)}
+    found = {(p.mechanism, p.sampling, p.epsilon): p.learning_rate for p in points if p.seed == 1000}
+    assert found["lambda-cgd:0.95", "balls-in-bins", 4.0] == 0.5
+    assert found["lambda-cgd:0.8", "balls-in-bins", 0.25] == 0.05
+    assert found["lambda-cgd:0.977", "balls-in-bins", 2.0] == 0.2  # BandInvMF of two bands
+    assert found["dp-sgd", "poisson", 0.5] == 0.08
+    assert found["bisr:16", "balls-in-bins", 0.5] == 0.1
+
+
+def test_every_lambda_has_rates_of_its_own_and_a_place_in_a_picture(data: Path, tmp_path: Path, monkeypatch) -> None:
+    study = replace(
+        PAPER_STUDIES["figure-2-cifar10-1024"], settings=({"epsilon": 4.0, "epochs": 10},), tests=(1000, 1001)
+    )
+    assert len(study.arms) == 8
+    for arm in study.arms:
+        points = study.points(arm, study.settings[0])
+        assert {p.mechanism for p in points} == {arm}
+        assert len({p.learning_rate for p in points}) == 4
+    monkeypatch.setitem(PAPER_STUDIES, study.name, study)
+    results = Results(tmp_path / f"{study.name}.jsonl")
+    while todo := missing(study, known(results.rows(), CentralPoint)):
+        accuracy = {p: 0.5 + 0.1 * float(p.mechanism.partition(":")[2] or 0) + p.seed % 10 / 100 for p in todo}
+        claim = {"noise_multiplier": 1.0, "adjacency": "a", "method": "m", "seconds": 1.0}
+        results.append([asdict(p) | claim | {"accuracy": accuracy[p]} for p in todo])
+    figure = lambdas(Found.read(tmp_path, study.name))
+    [line] = [container.lines[0] for container in figure.axes[0].containers]
+    assert line.get_xdata().tolist() == [0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.975]
+    assert line.get_ydata()[[0, -1]] == pytest.approx([50.5, 60.25])
+    done = CliRunner().invoke(app, ["plot", "--results", str(tmp_path), "--output", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "plots" / f"{study.name}.png").exists()
+
+
+def test_the_script_passes_on_how_many_trainings_run_at_once(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    script = Path(__file__).parents[2] / "simulations" / "paper.sh"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PROCESSES": "2", "MINUTES": "7"}
+    done = subprocess.run(
+        ["bash", str(script), str(tmp_path), str(tmp_path / "out"), "table-3"], env=environment, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert "fedcgd_experiments run table-3 --data-dir" in done.stdout
+    assert "--physical-batch 128 --processes 2 --minutes 7" in done.stdout
 
 
 @pytest.mark.slow

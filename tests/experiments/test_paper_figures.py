@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedcgd import DPSGD, LambdaCGD, Participation, error_norms, select_lambda, sensitivity
 from fedcgd.optimisation import catalogue

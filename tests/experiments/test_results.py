@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedcgd_experiments import curvature
 from fedcgd_experiments.point import TEST_SEEDS

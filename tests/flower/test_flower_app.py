@@ -10,6 +10,8 @@ import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.client import mod as old
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod, fixedclipping_mod, message_size_mod
 from flwr.serverapp.strategy import FedAdam, FedAvg
@@ -209,7 +211,23 @@ def test_variances_above_their_floor_stay() -> None:
     np.testing.assert_array_equal(flat, np.array([-1, 2, 0.5, 0.01, 0.002, -3, -3, -3], np.float32))
 
 
-@pytest.mark.parametrize("mod", [LOCAL_DP, fixedclipping_mod, adaptiveclipping_mod], ids=["local", "fixed", "adaptive"])
+OLD_DP = old.LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        LOCAL_DP,
+        fixedclipping_mod,
+        adaptiveclipping_mod,
+        OLD_DP,
+        old.fixedclipping_mod,
+        old.adaptiveclipping_mod,
+        old.secagg_mod,
+        old.secaggplus_mod,
+    ],
+    ids=["local", "fixed", "adaptive", "old local", "old fixed", "old adaptive", "secagg", "secagg+"],
+)
 @pytest.mark.parametrize("where", ["before", "after", "for the train function"])
 def test_another_privacy_mod_is_refused_at_once(mod, where: str, caplog: pytest.LogCaptureFixture) -> None:
     mods = {
@@ -440,3 +458,16 @@ def test_each_user_counts_once_is_said_once(caplog: pytest.LogCaptureFixture) ->
             nodes(ordinary_app("group", [], mods=[clipped_update_mod])), ArrayRecord(make_net("group").state_dict())
         )
     assert caplog.text.count("each user counts once") == 1
+
+
+def test_an_app_of_the_earlier_api_is_told_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """It ended in a KeyError in the node's log, and in "error in local training" on the server."""
+
+    class Numbers(NumPyClient):
+        def fit(self, parameters, config):
+            pytest.fail("it reads other messages")
+
+    app = ClientApp(client_fn=lambda context: Numbers().to_client(), mods=[clipped_update_mod, message_size_mod])
+    run = strategy(patience=0)
+    with pytest.raises(ValueError, match=r"its ClientApp is made of a client_fn \(NumPyClient\), Flower's earlier API"):
+        run.start(nodes(app), ArrayRecord({"w": torch.zeros(3)}))

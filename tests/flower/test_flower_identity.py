@@ -73,7 +73,7 @@ def test_a_folder_named_after_the_time_is_that_of_the_process_that_goes_on(
     with strategy:  # whatever is given up later is put back to the same
         assert (inner.run_dir, inner.stage) == ("10-00-02", "after 3")
         inner.run_dir = "other"
-        strategy._rounds.resume()
+        strategy._inner.put_back()
         assert inner.run_dir == "10-00-02"
     late = Staged(datetime(2026, 1, 1, 10, 0, 9, tzinfo=UTC))
     with CorrelatedNoise(late, PLAN, key=key, ledger=path, cohort_size=2, patience=0.0, trusted_nodes=True):

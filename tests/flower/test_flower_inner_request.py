@@ -259,14 +259,24 @@ def test_edits_of_the_configuration_of_the_evaluation_stay_too(tmp_path: Path) -
     assert {row["kind"] for row in export(path)["measured"]} <= {"evaluate on clients"}  # measured, and nothing else
 
 
-def test_another_configuration_begins_from_what_is_given(tmp_path: Path) -> None:
-    grid = two_nodes()
-    for rounds, rate in ((2, 1.0), (4, 8.0)):
-        config = ConfigRecord({"lr": rate})
-        make(Halves(), ledger=tmp_path / "run.db").start(
-            grid, record(np.zeros(SIZE)), num_rounds=rounds, train_config=config
-        )
-    assert rates_told(grid) == [(0, 0.5), (1, 0.25), (2, 4.0), (3, 2.0), (4, 1.0), (5, 0.5)]
+@pytest.mark.parametrize("other", [{"lr": 8.0}, {"lr": 1.0, "epochs": 2}, {}, None], ids=repr)
+def test_a_run_goes_on_with_the_configuration_it_began_with(tmp_path: Path, other: dict | None) -> None:
+    """Another one was taken without a word: half of the run was trained otherwise than its record says."""
+    grid, path = two_nodes(), tmp_path / "run.db"
+
+    def start(config: dict | None, rounds: int) -> None:
+        given = None if config is None else ConfigRecord(config)
+        make(Halves(), ledger=path).start(grid, record(np.zeros(SIZE)), num_rounds=rounds, train_config=given)
+
+    with pytest.raises(KeyError):  # nothing is released with it: the next one may be another
+        start({"rate": 1.0}, 1)
+    start({"lr": 1.0}, 2)
+    with pytest.raises(
+        ValueError, match=r"train_config is not what this run has released with: (lr|epochs) was .* and is"
+    ):
+        start(other, 1)
+    start({"lr": 1.0}, 4)
+    assert rates_told(grid) == [(r, 0.5 ** (r + 1)) for r in range(6)]
 
 
 def test_the_question_before_the_first_round_leaves_no_trace() -> None:

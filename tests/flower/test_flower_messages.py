@@ -44,9 +44,11 @@ def test_the_requests_of_all_nodes_share_one_copy_of_the_model() -> None:
 
 def test_users_are_read_once_each_and_only_as_text() -> None:
     query = users_query(1)
-    assert read_users_reply(users_reply(query, ["b", "a", "b"])) == HostedUsers(("b", "a"))
-    assert read_users_reply(users_reply(query, ["b", "a", "b"], shared=True)) == HostedUsers(("a", "b"), shared=True)
-    assert read_users_reply(users_reply(query, [])) == HostedUsers(())
+    assert read_users_reply(users_reply(query, lambda: ["b", "a", "b"])) == HostedUsers(("b", "a"))
+    assert read_users_reply(users_reply(query, lambda: ["b", "a", "b"], shared=True)) == HostedUsers(
+        ("a", "b"), shared=True
+    )
+    assert read_users_reply(users_reply(query, list)) == HostedUsers(())
     assert read_users_reply(None) is None
     assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [1, 2]})}), reply_to=query)) is None
     assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [""]})}), reply_to=query)) is None

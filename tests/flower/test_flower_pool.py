@@ -13,7 +13,7 @@ from flwr.clientapp.mod import LocalDpMod
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_gradient_step, sequential_training
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import TrainTask, train_message, users_query
+from fedcgd_flower.messages import HostedUsers, TrainTask, read_users_reply, train_message, users_query
 from fedcgd_flower.pool import LocalTask
 from fedcgd_flower.send_and_receive import send_and_receive
 
@@ -55,22 +55,76 @@ def test_a_user_that_fails_or_is_not_finite_adds_nothing() -> None:
     assert result.answered == 1
 
 
-@pytest.mark.parametrize(("users", "what"), [(["ann", 17], "one is int"), (["ann", ""], "one is an empty text")])
-def test_ids_have_to_be_texts(users: list, what: str) -> None:
+CONTEXT = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+
+
+def fails(context) -> list[str]:
+    raise KeyError(f"patient {4000 + 711}")
+
+
+@pytest.mark.parametrize(
+    ("users", "problem", "logged"),
+    [
+        (lambda context: ["ann", 17], "no ids", "one is int"),
+        (lambda context: np.array([17, 18]), "no ids", "one is int64"),  # a column of a table
+        (lambda context: ["ann", ""], "no ids", "one is an empty text"),
+        (lambda context: ["ann", float("nan")], "no ids", "one is float"),  # a row without an id
+        (lambda context: ["ann", None], "no ids", "one is NoneType"),
+        (lambda context: "ann", "no ids", "got str"),  # each letter would be a user
+        (lambda context: b"ann", "no ids", "got bytes"),
+        (lambda context: None, "no ids", "got NoneType"),
+        (fails, "users failed", "in fails"),
+    ],
+)
+def test_a_node_that_names_no_ids_says_so_and_no_id(users, problem: str, logged: str, caplog) -> None:
     app = ClientApp()
-    host_users(app, lambda context: users, sequential_training(towards_target))
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    with pytest.raises(TypeError, match=what) as raised:
-        app(users_query(1), context)
-    assert "17" not in str(raised.value).replace("such as '17'", "")  # Flower may tell the text to the server
+    host_users(app, users, sequential_training(towards_target))
+    reply = app(users_query(1), CONTEXT)
+    assert read_users_reply(reply) == problem
+    assert dict(reply.content["fedcgd"]) == {"problem": problem}
+    assert logged in caplog.text
+    assert not {"17", "4711"} & set(caplog.text.replace("such as '17'", "").replace("['17']", "").split())
 
 
-def test_the_id_of_a_single_user_has_to_be_a_text() -> None:
+@pytest.mark.parametrize("users", ["ann", b"ann", fails])
+def test_no_letter_of_a_text_is_trained_as_a_user(users) -> None:
+    """A server that asks for letters, or for whom it was told before, is answered for nobody."""
+    node = FakeNode(ClientApp())
+    host_users(node.app, users if callable(users) else lambda context: users, sequential_training(towards_letter))
+    result = ask(FakeGrid({1: node}), 1, ("a", "n"))
+    assert (result.answered, result.update.any()) == (0, False)
+
+
+def towards_letter(model: ArrayRecord, user: str, config, context) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.ones(3, np.float32))})
+
+
+def test_a_node_says_in_its_log_that_it_named_other_users_before(caplog: pytest.LogCaptureFixture) -> None:
+    calls = iter([["ann", "bob"], ["ann"]])
+    app = ClientApp()
+    host_users(app, lambda context: next(calls), sequential_training(towards_target))
+    assert read_users_reply(app(users_query(1), CONTEXT)) == HostedUsers(("ann", "bob"))
+    assert ask(FakeGrid({1: FakeNode(app)}), 1, ("ann", "bob")).answered == 1
+    assert "1 of the 2 users asked for are none that users(context) names now" in caplog.text
+
+
+def test_the_id_of_a_single_user_has_to_be_a_text(caplog: pytest.LogCaptureFixture) -> None:
     app = ClientApp(mods=[ClippedUpdateMod(user=lambda context: 17)])  # type: ignore[arg-type,return-value]
     app.train()(lambda message, context: message)
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    with pytest.raises(TypeError, match="one is int"):
-        app(users_query(1), context)
+    assert read_users_reply(app(users_query(1), CONTEXT)) == "no ids"
+    assert "one is int" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["pool", "mod"])
+def test_who_is_named_twice_in_a_request_does_not_weigh_twice(kind: str) -> None:
+    """Under masks nobody else could see it: five times in a request was five clip norms."""
+    users = ("ann",) * 5
+    task = TrainTask(round=0, attempt=0, clip_norm=1.0, grid=Lattice(STEP), users=("ann",), layout=LAYOUT)
+    message = train_message(1, np.zeros(3, np.float32), ConfigRecord({"server-round": 1}), task)
+    message.content["fedcgd"]["users"] = list(users)
+    node = pool() if kind == "pool" else mod_node(lambda message, context: pytest.fail("nothing is trained"))
+    with pytest.raises(ValueError, match="named twice"):
+        node.app(message, CONTEXT)
 
 
 def test_a_node_does_not_speak_for_users_it_does_not_host() -> None:

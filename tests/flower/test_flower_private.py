@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcgd_flower.flower_private import SIMULATION_GRID, is_simulation, log, mods_after
+from fedcgd_flower.flower_private import SIMULATION_GRID, is_client_fn, is_simulation, log, mods_after
 
 
 def test_flwr_supercore_log_writes_to_flowers_logger(caplog: pytest.LogCaptureFixture) -> None:
@@ -54,6 +54,23 @@ def test_mods_are_chained_by_closures_over_mod_and_ffn() -> None:
     message.metadata.__dict__["_message_id"] = "m"
     app(message, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
     assert found == [second, third], "Flower chains mods in another way now: closures over _mod and _ffn are gone"
+
+
+def test_a_client_fn_is_found_behind_the_mods_by_the_name_it_is_closed_over_by() -> None:
+    found = []
+
+    def mod(message, context, call_next):
+        found.append(is_client_fn(call_next))
+        return Message(RecordDict(), reply_to=message)
+
+    earlier = ClientApp(client_fn=lambda context: pytest.fail("not called"), mods=[mod, lambda m, c, n: n(m, c)])
+    app = ClientApp(mods=[mod, lambda m, c, n: n(m, c)])
+    app.train()(lambda message, context: Message(RecordDict(), reply_to=message))
+    for each in (earlier, app):
+        message = Message(RecordDict(), dst_node_id=1, message_type="train")
+        message.metadata.__dict__["_message_id"] = "m"
+        each(message, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
+    assert found == [True, False], "Flower handles a client_fn in another way now"
 
 
 def test_a_message_can_be_made_outside_of_a_run() -> None:

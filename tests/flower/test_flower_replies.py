@@ -44,6 +44,8 @@ def test_a_single_user_may_send_floats_which_are_clipped_and_rounded_here() -> N
         assert isinstance(result, NodeSum)
         assert 0.5 * (1 - 1e-5) < 2.0**-20 * np.linalg.norm(result.update) <= 0.5
         assert read_train_reply(reply_with(np.full(5, 1.0, dtype)), TASK) == "wrong shape or dtype"  # a sum of two
+        turned = reply_with(np.full(5, 2.0**18, dtype), task={"checksum": 5 * 2**18})  # it was sent as integers
+        assert read_train_reply(turned, ALONE) == "changed after clipping"
     with np.errstate(over="ignore"):
         largest = np.full(5, 1.7e308)
         result = read_train_reply(reply_with(largest), ALONE)

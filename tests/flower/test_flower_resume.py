@@ -11,7 +11,7 @@ import pytest
 from fake_grid import FakeGrid, Killed, is_training
 from flower_runs import KEY, SIZE, STEP, UPDATE, make, node, on_the_grid, two_nodes
 from flwr.app import MetricRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from shared import record
 
 from fedcgd import NoiseKey, Participation
@@ -205,3 +205,51 @@ def test_the_average_of_the_guide_is_that_of_released_models_also_after_a_crash(
     total = sum(models[release] for release in (3, 4, 5, 6))
     assert strategy.inner.count == 4
     np.testing.assert_allclose(strategy.inner.total["w"], total, rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_set_on_the_inner_strategy_before_the_start_counts(tmp_path: Path) -> None:
+    """`start` put back what it was when it was wrapped."""
+    strategy = make(FedAvgM(server_learning_rate=0.5), ledger=tmp_path / "run.db")
+    strategy.inner.server_learning_rate = 0.25
+    found = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1).arrays["w"].numpy()
+    np.testing.assert_array_equal(found, final_model_of(FedAvgM(server_learning_rate=0.25)))
+    with pytest.raises(ValueError, match="ledger of another run"):
+        make(FedAvgM(server_learning_rate=0.5), ledger=tmp_path / "run.db").start(two_nodes(), record(np.zeros(SIZE)))
+
+
+def final_model_of(inner) -> np.ndarray:
+    return make(inner).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1).arrays["w"].numpy()
+
+
+class Counts(FedAvg):
+    """Keeps a number and a text of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(min_train_nodes=4)
+        self.seen, self.folder = 0, "first"
+
+    def aggregate_train(self, server_round, replies):
+        self.seen += 1
+        return super().aggregate_train(server_round, replies)
+
+
+def test_what_is_set_after_a_release_is_refused_and_not_dropped(tmp_path: Path) -> None:
+    strategy = make(Counts(), ledger=tmp_path / "run.db")
+    strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    strategy.inner.folder = "second"  # a text that no round changes is this process's own
+    strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert (strategy.inner.seen, strategy.inner.folder) == (3, "second")
+    strategy.inner.seen, strategy.inner.fresh = 7, 1
+    with pytest.raises(ValueError, match="fresh, seen of Counts changed after release 3"):
+        strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    strategy.inner.seen = 3
+    del strategy.inner.fresh
+    assert strategy.start(two_nodes(), record(np.zeros(SIZE))).complete
+
+
+def test_settings_of_the_inner_strategy_are_those_that_the_ledger_was_opened_with(tmp_path: Path) -> None:
+    inner = FedAvgM(server_learning_rate=1.0)
+    with make(inner, ledger=tmp_path / "run.db") as strategy:
+        strategy.inner.server_learning_rate = 0.25
+        with pytest.raises(ValueError, match=r"server_learning_rate': 0.25.* and the ledger was opened with .*: 1.0"):
+            strategy.start(two_nodes(), record(np.zeros(SIZE)))

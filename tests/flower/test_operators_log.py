@@ -272,3 +272,19 @@ def test_a_strategy_that_sees_sums_before_they_are_on_record_is_warned_of(caplog
 def test_a_number_of_rounds_that_is_none_is_refused(wrong: int) -> None:
     with pytest.raises(ValueError, match=f"num_rounds must be a whole number.*{wrong!r}"):
         make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=wrong)
+
+
+@pytest.mark.parametrize(("noise_multiplier", "told"), [(2.0, False), (9.9, False), (10.1, True)])
+def test_noise_that_exceeds_all_signal_is_said_at_the_start(noise_multiplier: float, told: bool, caplog) -> None:
+    """Independent noise, one round, a hundred parameters, a hundred users: 10/√100 clip norms are what they can add."""
+    options = {
+        "mechanism": DPSGD(),
+        "participation": Participation(rounds=1),
+        "cohort_size": 100,
+        "noise_multiplier": noise_multiplier,
+    }
+    grid = FakeGrid({1: node([f"u{i}" for i in range(100)])})
+    with caplog.at_level(logging.WARNING):
+        make(**options).start(grid, record(np.zeros(100)))
+    words = "it moves the model's 100 parameters by about 1.01 clip norms, and the updates of 100 users a round by at most 1"
+    assert (words in caplog.text) == told

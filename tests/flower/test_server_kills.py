@@ -24,8 +24,8 @@ SIZES = [
 def run_without_kills(killed: KilledRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
     """(model, users asked) of each round, when the coins fall as they did for the releases of the killed run."""
     (folder / "key").touch(mode=0o600)
-    (folder / "key.runs").touch(mode=0o600)  # a register without runs: this copy of the key begins its own
-    (folder / "key").write_bytes((killed.folder / "key").read_bytes())
+    # Without the line that names its register: this copy of the key begins its own.
+    (folder / "key").write_text((killed.folder / "key").read_text().split()[0])
     released = rows(killed.folder / "ledger", "SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round")
     nonces = iter([int.from_bytes(nonce, "big") for (nonce,) in released])
     models = []

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 from clock import Clock
 from fake_grid import FakeGrid, FakeNode
-from flower_runs import hosting
+from flower_runs import SIZE, hosting, make, names, node, two_nodes
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from shared import record
 
 import fedcgd_flower.user_directory as module
 from fedcgd_flower import ClippedUpdateMod
@@ -216,6 +218,40 @@ def test_nodes_that_share_users_are_all_where_they_can_be_asked() -> None:
     assert make_directory().refresh(grid) == {"ann": (1, 3), "bob": (1, 3), "cat": (2,)}
     grid.nodes[4] = pool("bob", "dan", shared=True)
     assert make_directory().refresh(grid) == {"ann": (1, 3), "bob": (1, 3, 4), "cat": (2,), "dan": (4,)}
+
+
+def test_a_node_that_names_everybodys_users_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """It kept everybody out of the run, and no line said which node it was."""
+    grid = FakeGrid({1: pool("ann", "bob"), 2: pool("cat"), 3: pool("dan"), 7: pool("ann", "bob", "cat", "dan")})
+    directory = make_directory()
+    assert directory.refresh(grid) == {}
+    assert "4 users are claimed by more than one node and not asked" in caplog.text
+    assert (
+        "node 7 (not registered) names 4 of them, which 3 other nodes name too; node 1 (not registered) names 2 of them, which "
+        "1 other node names too; node 2 (not registered) names 1 of them, which 1 other node names too; and 1 node more"
+    ) in caplog.text
+    assert directory.claimants.startswith("node 7 (not registered) names 4")
+    grid.nodes[1] = pool("ann", "bob", name="silo0")  # a registered node keeps its own
+    grid.nodes[8] = grid.nodes.pop(1)
+    assert alone(directory.refresh(grid)) == {"ann": 8, "bob": 8}
+
+
+def test_the_run_that_it_stops_says_which_node_it_was() -> None:
+    grid = two_nodes()
+    grid.nodes[7] = node(names(12))
+    with pytest.raises(
+        ValueError, match=r"12 users are claimed .* \(node 7 \(not registered\) names 12 of them, which 2 other"
+    ):
+        make(patience=0).start(grid, record(np.zeros(SIZE)))
+
+
+@pytest.mark.parametrize(("name", "invented", "told"), [("", 21, True), ("", 20, False), ("silo0", 2000, False)])
+def test_a_node_that_crowds_the_others_out_is_named(name: str, invented: int, told: bool, caplog) -> None:
+    """Twenty thousand invented users take every place; of a registered node its operator answers for them."""
+    grid = FakeGrid({1: pool("ann", "bob"), 2: pool(*(f"user {i}" for i in range(invented)), name=name)})
+    make_directory().refresh(grid)
+    words = f"node 2 (not registered) names {invented} of {invented + 2} users: it has nearly every place in a cohort"
+    assert (words in caplog.text) == told
 
 
 @pytest.mark.parametrize("says_so", [1, 2])

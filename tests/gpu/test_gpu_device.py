@@ -22,7 +22,7 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.gradient_forms import DenseGradients
+from fedcgd.opacus.clipped_sum import DenseGradients
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.row_passes import gpu_add_rows
 from fedcgd.release.noise_source import LatticeNormals

@@ -67,7 +67,8 @@ class Run:
 
         def listening(noise, total, run, nonces):
             if noise is self.optimizer._noise:
-                self.sums.append(torch.round(total / noise.lattice.step) * noise.lattice.step)
+                step = None if noise.lattice is None else noise.lattice.step  # without noise there is no grid
+                self.sums.append(total.clone() if step is None else torch.round(total / step) * step)
             return add(noise, total, run, nonces)
 
         monkeypatch.setattr(RoundNoise, "add", listening)

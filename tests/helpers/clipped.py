@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedcgd.opacus.clipped_sum import clip_factors
-from fedcgd.opacus.gradient_forms import PerSampleGradients
+from fedcgd.opacus.clipped_sum import PerSampleGradients, clip_factors
 
 
 def add_clipped(totals: Sequence[Tensor], rows: Sequence[PerSampleGradients]) -> None:

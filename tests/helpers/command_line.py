@@ -2,7 +2,7 @@
 
 import json
 
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from fedcgd.cli import app
 

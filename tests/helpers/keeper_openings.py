@@ -30,5 +30,5 @@ def updates(count: int, seed: int = 0, size: int = SIZE) -> list[np.ndarray]:
 
 
 def simulated(count: int = 3, colluding: int = 1, away: int = 0) -> tuple[Keepers, list[Keeper]]:
-    keepers = Keepers.simulation(7, count, colluding=colluding, away=away)
+    keepers = Keepers.simulation(7, count, colluding=colluding, away=away, nodes=1)
     return keepers, [Keeper.simulation(keepers, number) for number in range(count)]

@@ -31,11 +31,17 @@ class RealKeepers:
     """Three keepers with keys on the disk, each a node of its own beside the two that host users."""
 
     def __init__(
-        self, folder: Path, *, colluding: int = 1, away: int = 0, names: Sequence[str] = ("k0", "k1", "k2")
+        self,
+        folder: Path,
+        *,
+        colluding: int = 1,
+        away: int = 0,
+        nodes: int = 1,  # of two, one may host a whole cohort
+        names: Sequence[str] = ("k0", "k1", "k2"),
     ) -> None:
         self.files = [folder / f"{name}.key" for name in names]
         cards = tuple(KeeperKey.from_file(path, create=True).card(path.stem) for path in self.files)
-        self.keepers = Keepers(cards=cards, colluding=colluding, away=away)
+        self.keepers = Keepers(cards=cards, colluding=colluding, away=away, nodes=nodes)
         self.key = NoiseKey.from_file(folder / "server.key", create=True)
         self.ledger = folder / "run.db"
 

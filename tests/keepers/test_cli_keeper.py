@@ -7,10 +7,10 @@ from pathlib import Path
 import command_line
 import numpy as np
 import pytest
+from click.testing import Result
 from keeper_runs import RealKeepers
 from shared import record
 from sql import edit
-from typer.testing import Result
 
 from fedcgd.keepers import Keeper, KeeperKey, Keepers
 

@@ -30,6 +30,7 @@ from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, I
 from fedcgd_flower.keeper_app import _bounded
 from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import question_of
+from fedcgd_flower.training_rounds import TrainingRounds
 
 SIZE = 6
 
@@ -233,7 +234,7 @@ def test_a_run_ends_where_its_last_round_is_spent(real: RealKeepers) -> None:
     assert strategy.releases == 6
 
 
-def test_an_opening_that_a_killed_server_left_is_spent_on_resume(real: RealKeepers) -> None:
+def test_an_opening_that_a_killed_server_left_is_spent_on_resume(real: RealKeepers, monkeypatch) -> None:
     grid = real.grid()
     strategy = real.make()
 
@@ -244,9 +245,10 @@ def test_an_opening_that_a_killed_server_left_is_spent_on_resume(real: RealKeepe
         return reply
 
     grid.nodes[10].tamper = die
-    strategy._rounds.abort_round = lambda reason: None  # a killed process does nothing any more
-    with pytest.raises(Killed):
-        strategy.start(grid, record(np.zeros(SIZE)))
+    with monkeypatch.context() as killed:
+        killed.setattr(TrainingRounds, "abort_round", lambda self, reason: None)  # it does nothing any more
+        with pytest.raises(Killed):
+            strategy.start(grid, record(np.zeros(SIZE)))
     models = released(real.make(), real.grid())
     assert len(models) == 5  # release 1, and rounds 2 to 5
     assert [o.state for o in openings(real)] == ["released", "spent", *["released"] * 4]

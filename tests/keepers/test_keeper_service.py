@@ -4,10 +4,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,14 +53,14 @@ def test_a_request_is_read_as_it_was_written(after: int | None) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda line, nodes: nodes, "do not begin with a JSON object"),
-        (lambda line, nodes: b"[]\n" + nodes, "do not begin with a JSON object"),
-        (lambda line, nodes: b"[" * 100_000, "do not begin with a JSON object"),
+        (lambda line, nodes: nodes, "a request is no JSON"),
+        (lambda line, nodes: b"[]\n" + nodes, "a request is .* must be a JSON object"),
+        (lambda line, nodes: b"[" * 100_000, "a request is no JSON"),
         (lambda line, nodes: line + b"\n" + nodes[:-1], "each node has 1184 bytes"),
-        (lambda line, nodes: line.replace(b'"round": 0', b'"round": "0"') + b"\n" + nodes, "a request has a round"),
-        (lambda line, nodes: line.replace(b'"attempt": 0', b'"attempt": true') + b"\n" + nodes, "a request has a round"),
-        (lambda line, nodes: line.replace(b'"present": [', b'"present": [1, ') + b"\n" + nodes, "a request has a round"),
-        (lambda line, nodes: line.replace(b'"agreement"', b'"x"') + b"\n" + nodes, "describes no agreement"),
+        (lambda line, nodes: line.replace(b'"round": 0', b'"round": "0"') + b"\n" + nodes, "round of a request"),
+        (lambda line, nodes: line.replace(b'"attempt": 0', b'"attempt": true') + b"\n" + nodes, "attempt of a request"),
+        (lambda line, nodes: line.replace(b'"present": [', b'"present": [1, ') + b"\n" + nodes, "present of a request"),
+        (lambda line, nodes: line.replace(b'"agreement"', b'"x"') + b"\n" + nodes, "a request has 'x'"),
     ],
 )  # fmt: skip
 def test_bytes_that_are_no_request_are_refused(change, message: str) -> None:
@@ -78,6 +81,64 @@ def test_an_answer_is_read_as_it_was_written() -> None:
     assert answer_from_bytes(answer_to_bytes(refusal), agreement) == refusal
     for wrong in (b"", b"x", b"{}\n", answer_to_bytes(residues)[:-1], b'{"refused": 1, "unreadable": []}\n'):
         assert answer_from_bytes(wrong, agreement) is None
+
+
+# Time and connections.
+
+
+@pytest.fixture
+def trickling(tmp_path: Path) -> Iterator[Services]:
+    """A keeper at its address that answers what is right, twenty milliseconds a byte."""
+    services = Services(tmp_path, 1, colluding=0)
+    context = services.tls("k0").context(keeper=True)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n" + b"x" * 60
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with suppress(OSError), context.wrap_socket(connection, server_side=True) as wrapped:
+                wrapped.recv(1000)
+                for byte in answer:
+                    wrapped.send(bytes([byte]))
+                    time.sleep(0.02)
+
+    with socket.create_server(host_and_port(services.keepers.cards[0].address)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield services
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def test_a_keeper_has_so_long_for_its_whole_answer_however_it_trickles(trickling: Services) -> None:
+    """Two seconds of answer, a byte at a time: each was in time, and so the server waited for all."""
+    address = trickling.keepers.cards[0].address
+    with pytest.raises(TimeoutError, match=r"its whole answer did not come within 0\.5 s"):
+        ask(address, "/who", b"", trickling.tls("server"), most=1000, timeout=0.5)
+    assert ask(address, "/who", b"", trickling.tls("server"), most=1000, timeout=60.0) == b"x" * 60
+
+
+@pytest.mark.parametrize(("addresses", "first_stays"), [(1, 8), (100, 64)], ids=["one address", "many"])
+def test_idle_connections_do_not_keep_the_server_out(tmp_path: Path, addresses: int, first_stays: int) -> None:
+    """A thread and a minute each were what it took. The oldest makes room for a new one, while nobody shows who it is."""
+    services = Services(tmp_path, 1, colluding=0)
+    [card] = services.keepers.cards
+    with services.running(), ExitStack() as stack:
+        idle = []
+        for number in range(100):
+            source = (f"127.0.{number % addresses}.7", 0)
+            idle.append(socket.create_connection(host_and_port(card.address), timeout=60.0, source_address=source))
+            stack.enter_context(idle[-1])
+        challenge = os.urandom(32)
+        answer = ask(
+            card.address, "/who", card.seal(challenge, CHALLENGE), services.tls("server"), most=1000, timeout=60.0
+        )
+        assert answer == proof_of(challenge)
+        assert [one.recv(1) for one in idle[: 100 - first_stays]] == [b""] * (100 - first_stays)
 
 
 # Addresses and certificates.

@@ -226,7 +226,7 @@ def test_a_keeper_refuses_what_is_no_request_of_its_run() -> None:
         with pytest.raises(RefusedError, match=match):
             members[0].answer(of, Opening(**{**vars(good), **changes}))
 
-    refused("the list is empty", tickets=(), sealed=())
+    refused("0 nodes are on the list", tickets=(), sealed=())
     refused("a node is twice", tickets=good.tickets[:1] * 2, sealed=good.sealed[:1] * 2)
     refused("has a ticket", tickets=good.tickets[:1])
     refused("is not one of the round's", present=keepers.names[1:])
@@ -240,6 +240,27 @@ def test_a_keeper_refuses_what_is_no_request_of_its_run() -> None:
     renamed = Keepers(cards=(members[1].card, Card("another", members[0].card.public_key)), colluding=0)
     refused("is none of this run's", of=agreement_of(renamed))
     members[0].answer(agreement, good)
+
+
+def test_the_sum_of_fewer_nodes_than_agreed_is_not_opened() -> None:
+    """The least is in everybody's file, so that a server cannot say another one; with 1 a node's own sum may be opened."""
+    keepers = Keepers.simulation(7, 3, colluding=1)
+    assert keepers.nodes == 2
+    assert Keepers.from_toml(replace(keepers, nodes=5).to_toml()).nodes == 5
+    assert replace(keepers, nodes=1).digest != keepers.digest
+    agreement, keeper = agreement_of(keepers), Keeper.simulation(keepers, 0)
+    sent = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(2)]
+    for ask in (keeper.answer, keeper.unreadable):
+        with pytest.raises(
+            RefusedError, match="1 nodes are on the list, and the keepers' file says that at least 2 must be"
+        ):
+            ask(agreement, opening_for(keeper, sent[:1]))
+    keeper.answer(agreement, opening_for(keeper, sent))
+    for nodes in (0, -1, 1.5, True, "2"):
+        with pytest.raises(
+            ValueError, match="nodes, the fewest whose sum is opened, must be a whole number, at least 1"
+        ):
+            replace(keepers, nodes=nodes)
 
 
 def _sealed(keeper: Keeper, agreement: Agreement, round: int) -> dict[str, object]:
@@ -292,8 +313,9 @@ def test_an_agreement_travels_and_another_is_told_apart() -> None:
         Agreement.from_description(described, Keepers.simulation(7, 3, colluding=2))
     with pytest.raises(ValueError, match="another version"):
         Agreement.from_description({**described, "protocol": "fedcgd keepers 0"}, keepers)
-    with pytest.raises(ValueError, match="describes no agreement"):
-        Agreement.from_description({"protocol": "x"}, keepers)
+    for part in ({"protocol": described["protocol"]}, {}):
+        with pytest.raises(ValueError, match=r"the agreement has no '(plan|protocol|seal|size)'"):
+            Agreement.from_description(part, keepers)
     contexts = {agreement.context}
     for change in ({"size": 301}, {"bits": 64}, {"run": "s"}):
         contexts.add(Agreement(**{**vars(agreement), **change}).context)
@@ -313,7 +335,7 @@ def test_no_party_works_on_another_lattice_than_the_plans(factor: float) -> None
 def test_a_run_is_named_by_a_word_so_that_a_server_writes_nothing_else_into_a_keepers_log(run) -> None:
     keepers = Keepers.simulation(7, 3, colluding=1)
     described = agreement_of(keepers).to_description() | {"run": run}
-    with pytest.raises(ValueError, match="a run's id has at most 64 letters"):
+    with pytest.raises(ValueError, match=r"a run's id has at most 64 letters|must be a text"):
         Agreement.from_description(described, keepers)
 
 
@@ -396,6 +418,7 @@ def test_a_record_belongs_to_its_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every key has a record of its own"):
         Record.open(tmp_path / "record", "two")
     (tmp_path / "text").write_text("no database, and long enough not to be taken for an empty one" * 20)
+    (tmp_path / "text").chmod(0o600)
     with pytest.raises(ValueError, match="is not a keeper's record"):
         Record.open(tmp_path / "text", "one")
     with pytest.raises(ValueError, match="there is no keeper's record"):

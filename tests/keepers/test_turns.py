@@ -100,6 +100,7 @@ def test_a_turn_is_on_the_disk_before_it_is_taken(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, and long enough to be read as one" * 9)
+    (tmp_path / "text").chmod(0o600)
     with pytest.raises(ValueError, match="is not a node's count of turns"):
         NodeTurns.open(tmp_path / "text")
     NodeTurns.open(tmp_path / "turns.db").close()

@@ -66,7 +66,7 @@ def recorded(
     path: Path, users: list[str], *, plan: Plan = PLAN, key: NoiseKey | None = None, over: bool = True
 ) -> Path:
     """The ledger of a run that has asked `users` once, and is sealed if it is `over`."""
-    with Ledger.open(path, plan=plan, configuration={}, key=key or NoiseKey.generate()) as ledger:
+    with Ledger.open(path, plan=plan, configuration={"run": path.stem}, key=key or NoiseKey.generate()) as ledger:
         attempt = ledger.plan_round(0, users)
         ledger.record_aggregated(0, attempt, 0)
         ledger.record_released(0, attempt, b"")
@@ -256,6 +256,110 @@ def test_a_user_beyond_the_budget_is_found_by_compose(tmp_path: Path) -> None:
     said = command_line.run("ledger", "compose", one, two)
     assert said.exit_code == 1
     assert "zoe" not in said.stdout
+
+
+SIX = Plan.calibrated(LambdaCGD(0.8), SILOS, clip_norm=0.5, epsilon=6, delta=DELTA)
+
+
+def begun(path: Path, users: list[str], limit: JointBudget, key: NoiseKey, *, plan: Plan = PLAN) -> Path:
+    """The ledger of a run with this budget that has asked `users`, whomever the budget refuses."""
+    with Ledger.open(path, plan=plan, configuration=limit.admission(plan, key=key).configuration, key=key) as ledger:
+        attempt = ledger.plan_round(0, users)
+        ledger.record_aggregated(0, attempt, 0)
+        ledger.record_released(0, attempt, b"")
+    return path
+
+
+def test_a_budget_sees_every_run_that_the_register_of_its_key_knows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = NoiseKey.from_file(tmp_path / "keys" / "noise.key", create=True)
+    one = recorded(tmp_path / "A.db", names(0, 8), key=key)
+    two = recorded(tmp_path / "C.db", names(0, 8), plan=SIX, key=key)
+    three = tmp_path / "E.db"
+    start = {"path": three, "users": names(0, 16), "key": key}
+    with pytest.raises(ValueError, match=rf"1 run that is not named: {two} \(1 round\).*give the ledger in after="):
+        run(**start, budget=budget(12.5, one))
+    assert not three.exists()
+    worst = gaussian_epsilon(math.hypot(mu_of(PLAN), mu_of(SIX), mu_of(PLAN)))
+    assert run(**start, budget=budget(worst * (1 - 1e-6), one, two))[1] == set(names(8, 16))
+    assert joint([one, two, three]).problems == ()
+
+    # Begun since: the run may go on, and its operator knows.
+    four = recorded(tmp_path / "F.db", names(0, 8), plan=SIX, key=key)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(**start, budget=budget(worst * (1 - 1e-6), one, two))
+    [said] = [record.getMessage() for record in caplog.records if "begun since" in record.getMessage()]
+    assert str(four) in said
+    # A run that knows of this one has to name all.
+    with pytest.raises(ValueError, match=rf"3 runs that are not named: {two} .*, {three} .*, {four} "):
+        run(tmp_path / "G.db", names(8, 16), key=key, budget=budget(20, one))
+
+
+def test_a_run_without_releases_counts_if_it_may_still_release(tmp_path: Path) -> None:
+    key = NoiseKey.from_file(tmp_path / "keys" / "noise.key", create=True)
+    one = recorded(tmp_path / "A.db", ["ann"], key=key)
+    going = tmp_path / "C.db"
+    Ledger.open(going, plan=SIX, configuration={}, key=key).close()
+    with pytest.raises(ValueError, match=rf"1 run that is not named: {going} \(0 rounds\)"):
+        budget(20, one).admission(PLAN, key=key)
+    seal(going, None)
+    assert not budget(20, one).admission(PLAN, key=key).refused
+    Ledger.open(tmp_path / "D.db", plan=SIX, configuration={}, key=key).close()
+    (tmp_path / "D.db").unlink()
+    assert not budget(20, one).admission(PLAN, key=key).refused
+
+
+def test_a_register_beside_an_earlier_ledger_is_asked_too(tmp_path: Path) -> None:
+    """The new run has a key of its own, whose register knows nothing."""
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    one, two = (recorded(tmp_path / f"{name}.db", ["ann"], key=key) for name in "AC")
+    with pytest.raises(ValueError, match=rf"1 run that is not named: {two}"):
+        budget(20, one).admission(PLAN, key=NoiseKey.generate())
+    assert not budget(20, one, two).admission(PLAN, key=NoiseKey.generate()).refused
+
+
+def test_compose_checks_every_run_against_every_budget(tmp_path: Path) -> None:
+    """8 and 6 before, and 8 within a budget that counts the first only; then one after it that counts nothing."""
+    one = recorded(tmp_path / "A.db", ["ann"])
+    two = recorded(tmp_path / "C.db", ["ann", "cyd"], plan=SIX)
+    three = begun(tmp_path / "E.db", ["ann", "bob", "cyd"], budget(12.5, one), NoiseKey.generate())
+    assert joint([one, three]).problems == ()
+    cost = gaussian_epsilon(math.hypot(mu_of(PLAN), mu_of(SIX), mu_of(PLAN)))
+    assert cost > 12.5 > gaussian_epsilon(math.hypot(mu_of(PLAN), mu_of(SIX)))
+    [problem] = joint([one, two, three]).problems
+    assert problem.startswith(f"1 user is in {three}, begun with a joint budget of ε = 12.5")
+    assert f"({two})" in problem
+    assert cost <= float(re.search(r"up to ε = ([0-9.]+[0-9])", problem)[1]) < cost * 1.01
+    said = command_line.run("ledger", "compose", one, two, three)
+    assert said.exit_code == 1
+    assert "name every earlier ledger" in " ".join(said.stdout.split())
+    assert "cyd" not in said.stdout
+    # Whoever is in none of the others is within it, and so is who is in one of them alone.
+    assert joint([one, two, three], user="bob").problems == joint([one, two, three], user="cyd").problems == ()
+
+    later = recorded(tmp_path / "F.db", ["bob"], plan=PLAN)
+    assert joint([one, three, later]).problems == ()  # 12.26 for who is in both
+    last = recorded(tmp_path / "G.db", ["bob"], plan=PLAN)
+    [problem] = joint([one, three, later, last]).problems
+    assert problem.startswith(f"1 user is in {three}, begun with a joint budget of ε = 12.5")
+    assert f"({later}, {last})" in problem
+
+
+def test_compose_names_the_runs_that_a_register_knows_and_nobody_gave(tmp_path: Path) -> None:
+    """A note, and a problem where one of the runs has a budget: whether it was kept nobody can say without them."""
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    one, two = (recorded(tmp_path / f"{name}.db", ["ann"], key=key) for name in "AC")
+    assert not [note for note in joint([one, two]).notes if "not named" in note]
+    [note] = [note for note in joint([one]).notes if "not named" in note]
+    assert f"1 run that is not named: {two} (1 round)" in note
+    three = begun(tmp_path / "E.db", ["bob"], budget(20, one, two), key)
+    assert joint([one, two, three]).problems == ()
+    later = recorded(tmp_path / "F.db", ["bob"], key=key)
+    [problem] = joint([one, two, three]).problems
+    assert f"1 run that is not named: {later} (1 round)" in problem
+    assert command_line.run("ledger", "compose", one, two, three).exit_code == 1
+    assert joint([one, two, three, later]).problems == ()
 
 
 def test_a_run_goes_on_after_the_same_runs_only(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -540,19 +541,26 @@ def test_what_is_no_ledger_is_refused(path):
 def test_a_keepers_record_is_no_ledger(path):
     """It has a table of the same name, of the same format, with other columns."""
     Record.open(path, KEY.fingerprint).close()
-    with pytest.raises(ValueError, match="cannot be read as a ledger: no such column"):
+    with pytest.raises(ValueError, match="cannot be read as a ledger: its table 'run' is another one"):
         verify(path)
 
 
-def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(path):
-    path.write_bytes(b"")
-    path.chmod(0o600)
+def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(path, monkeypatch):
+    """And that is no empty one: whoever emptied a ledger would have its first round again."""
+    with monkeypatch.context() as killed:
+        killed.setattr("fedcgd.ledger.transactions.transaction", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            opened(path)
+    assert path.stat().st_size
     with opened(path) as ledger:
         assert ledger.resume().round == 0
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="is not a ledger: it is empty"):
+        opened(path)
 
 
 def test_user_ids_may_be_any_text(path):
-    users = ["", " ", "a'b\"c", "\x00", "ü", "🙂", "a" * 10_000, "null", "1"]
+    users = [" ", "a'b\"c", "\x00", "ü", "🙂", "a" * 10_000, "null", "1"]
     with opened(path) as ledger:
         release(ledger, 0, users)
         assert ledger.history([*users, "other"]).counts == dict.fromkeys(users, 1)
@@ -562,7 +570,7 @@ def test_user_ids_may_be_any_text(path):
 @given(st.sets(st.integers(1, 2**40)))
 def test_cohorts_pack_and_unpack(ids):
     array = np.array(list(ids), np.int64)
-    np.testing.assert_array_equal(unpack_ids(pack_ids(array)), np.sort(array))
+    np.testing.assert_array_equal(unpack_ids(pack_ids(array), len(array)), np.sort(array))
 
 
 def test_sealing_leaves_a_foreign_database_as_it_is(tmp_path):

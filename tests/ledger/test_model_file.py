@@ -218,7 +218,9 @@ def test_a_lost_ledger_is_said_before_its_model_file_is_in_the_way(path: Path) -
     path.unlink()
     with pytest.raises(ValueError, match=r"began the same run on .*has released 2 rounds"):
         opened(path)
-    path.with_name("noise.key.runs").write_bytes(b"")  # as of a key that was begun anew
+    for name in ("noise.key", "noise.key.runs"):  # as where a key was begun anew
+        path.with_name(name).unlink()
+    NoiseKey.from_file(path.with_name("noise.key"), create=True)
     with pytest.raises(ValueError, match=r"run.db-model-\d holds a model of another run"):
         opened(path)
     path.with_name("run.db-model-0").unlink()

@@ -51,14 +51,15 @@ def test_nonces_are_made_under_a_part_of_their_own(monkeypatch):
 def test_a_created_file_is_there_after_a_power_failure(tmp_path, monkeypatch):
     """Before any noise is made from it: the folder it is in is synchronised, after it has its name."""
     synchronised = []
-    monkeypatch.setattr(
-        "fedcgd.noise.keys.sync_folder", lambda folder: synchronised.append(sorted(p.name for p in folder.iterdir()))
-    )
+    for module in ("records", "noise.keys"):
+        monkeypatch.setattr(
+            f"fedcgd.{module}.sync_folder", lambda folder: synchronised.append(sorted(p.name for p in folder.iterdir()))
+        )
     NoiseKey.from_file(tmp_path / "key", create=True)
-    assert synchronised == [["key", "key.runs"]]
+    assert synchronised == [["key.runs"], ["key", "key.runs"]]
     (tmp_path / "other").mkdir()
     NoiseKey.from_file(tmp_path / "second", create=True, runs=tmp_path / "other" / "runs")
-    assert synchronised[1:] == [["runs"], ["key", "key.runs", "other", "second"]]
+    assert synchronised[2:] == [["runs"], ["key", "key.runs", "other", "second"]]
 
 
 def test_a_simulation_key_repeats_and_says_what_it_is():

@@ -11,7 +11,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.noise.keys import NoiseKey
@@ -241,8 +241,12 @@ def test_overwriting_a_layers_output_is_refused_with_the_remedy(where, monkeypat
             return self.last(self.relu(hidden) if where == "layer" else hidden.relu_())
 
     run = Run(monkeypatch, model=InPlace())
-    with pytest.raises(RuntimeError, match=r"use nn\.ReLU\(inplace=False\)"):
+    if where == "layer":  # which is switched, with the same numbers
         run.train()
+        assert run.released == 3
+    else:
+        with pytest.raises(RuntimeError, match=r"use nn\.ReLU\(inplace=False\)"):
+            run.train()
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG")
@@ -283,24 +287,6 @@ def test_the_same_batch_after_running_out_of_memory(monkeypatch):
 
 def out_of_memory(*_):
     raise torch.OutOfMemoryError
-
-
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_a_penalty_that_begins_later_is_refused(mode, monkeypatch):
-    run = Run(monkeypatch, model=network(), mode=mode, size=40, epochs=1)
-
-    def step(batch):
-        loss = run.loss(run.module(batch[0]), batch[1])
-        if run.released >= 3:
-            loss = loss + 100 * run.model[0].weight.square().sum()
-        loss.backward()
-        run.optimizer.step()
-
-    with pytest.raises(
-        RuntimeError, match=r"'0\.weight' and 0 other parameters.*weight_decay of the optimizer is private"
-    ):
-        run.train(step)
-    assert 3 <= run.released <= 3 + 4  # at most one step for each parameter
 
 
 def test_parameters_without_a_gradient_to_speak_of_are_not_refused_later(monkeypatch):
@@ -367,25 +353,21 @@ def test_copies_of_an_example_are_averaged_before_they_are_clipped(mode, words, 
     generator = torch.Generator().manual_seed(1)
     shape = (8, 3, 5) if words else (8, 3, 6)
     inputs = torch.randint(0, 9, shape, generator=generator) if words else torch.randn(shape, generator=generator)
-    data = TensorDataset(inputs, torch.arange(8) % 3)
+    targets = torch.arange(8) % 3
+    data = [[(copy, target) for copy in copies] for copies, target in zip(inputs, targets, strict=True)]
     make = Words if words else network
     run = Run(
         monkeypatch, data=data, model=make(), batch=4, epochs=1, mode=mode, clip_norm=0.3, rate=0.0,
         augmentation_multiplicity=3,
     )  # fmt: skip
 
-    def step(batch):
-        run.loss(run.module(batch[0].flatten(0, 1)), batch[1].repeat_interleave(3)).backward()
-        run.optimizer.step()
-
-    run.train(step)
+    run.train()
     model = make()
     for t, total in enumerate(run.sums):
         expected = torch.zeros_like(total)
         for i in run.loader.batch_sampler.batch(t):
             model.zero_grad()
-            copies, target = data[i]
-            functional.cross_entropy(model(copies), target.repeat(3)).backward()  # the mean over the copies
+            functional.cross_entropy(model(inputs[i]), targets[i].repeat(3)).backward()  # the mean over the copies
             gradient = torch.cat([p.grad.reshape(-1).double() for p in model.parameters()])
             expected += gradient * min(1.0, 0.3 / float(gradient.norm()))
         assert float((total - expected).norm()) < 1e-3 * float(expected.norm())
@@ -395,7 +377,7 @@ def test_copies_are_checked(monkeypatch):
     run = Run(monkeypatch, model=network(), augmentation_multiplicity=3)
     inputs, targets = next(iter(run.loader))
     with pytest.raises(RuntimeError, match=r"given 4 rows, no multiple of augmentation_multiplicity=3"):
-        run.step([inputs, targets])
+        run.step([inputs[:4], targets[:4]])
     with pytest.raises(ValueError, match="augmentation_multiplicity must be at least 1, got 0"):
         Run(monkeypatch, augmentation_multiplicity=0)
 
@@ -416,7 +398,7 @@ def test_copies_of_one_example_may_act_on_each_other_but_not_on_other_examples(m
     for start in (0, 1):
         run = Run(monkeypatch, model=Within(start), augmentation_multiplicity=2)
         inputs, targets = next(iter(run.loader))
-        batch = [torch.stack([inputs, inputs + 1], 1).flatten(0, 1), targets.repeat_interleave(2)]
+        batch = [inputs + (torch.arange(len(inputs)) % 2)[:, None], targets]
         if start:
             with pytest.raises(RuntimeError, match="examples influence each other"):
                 run.step(batch)
@@ -464,18 +446,3 @@ class Oversampled(Dataset):
 
     def __getitem__(self, i):
         return self.base[i % len(self.base)]
-
-
-@pytest.mark.parametrize("times", [2, 3, 5])
-def test_a_data_set_that_begins_again_is_refused(times, monkeypatch):
-    base = examples(8)
-    with pytest.raises(ValueError, match="repeats itself after 8 examples"):
-        Run(monkeypatch, data=Oversampled(base, times))
-    with pytest.raises(ValueError, match="repeats itself after 8 examples"):
-        Run(monkeypatch, data=ConcatDataset([base, *(copy.deepcopy(base) for _ in range(times - 1))]))
-
-
-def test_data_whose_examples_are_all_alike_is_not_taken_for_one_that_begins_again(monkeypatch):
-    run = Run(monkeypatch, data=TensorDataset(torch.zeros(8, 6), torch.zeros(8, dtype=torch.long)))
-    run.train()
-    assert run.released == 2

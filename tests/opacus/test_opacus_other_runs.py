@@ -9,13 +9,13 @@ import torch
 from central_runs import examples
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fedcgd import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.release_record import ReleaseRecord
 
-SHARED = "another run of this process has released rounds over the same examples"
+SHARED = "another run of this process has released rounds over some of these examples"
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Secure RNG", "ignore:Full backward hook", "ignore:nothing says whether rounds"
 )
@@ -53,19 +53,16 @@ def told(work):
 
 DATA = examples(12, seed=101)
 WHOLE = examples(24, seed=102)
-ZEROS = TensorDataset(torch.zeros(12, 6), torch.zeros(12, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         (DATA, DATA),
-        (DATA, examples(12, seed=101)),
         (Subset(WHOLE, range(12)), Subset(WHOLE, range(11, 23))),
         (Subset(WHOLE, range(12)), ConcatDataset([Subset(DATA, range(3)), Subset(WHOLE, range(3, 12))])),
-        (list(DATA), list(DATA)),
     ],
-    ids=["object", "rows", "one in both", "parts", "lists"],
+    ids=["object", "one in both", "parts"],
 )
 def test_two_trials_over_the_same_examples_are_told_once_and_before_the_second_releases_anything(first, second):
     assert told(lambda: train(private(first))) == 0
@@ -78,7 +75,7 @@ def test_two_trials_over_the_same_examples_are_told_once_and_before_the_second_r
 def test_what_is_told_names_joint_accounting_and_what_epsilon_covers():
     data = examples(12, seed=103)
     train(private(data))
-    with pytest.warns(UserWarning, match=r"get_epsilon .* of one run alone\..*fedcgd\.compose.*JointBudget"):
+    with pytest.warns(UserWarning, match=r"get_epsilon is of one run\. fedcgd\.compose"):
         train(private(data))
 
 
@@ -98,9 +95,8 @@ def test_loops_that_take_turns_are_told():
     [
         (examples(12, seed=105), examples(12, seed=106)),
         (Subset(WHOLE, range(12)), Subset(WHOLE, range(12, 24))),
-        (ZEROS, TensorDataset(*(t.clone() for t in ZEROS.tensors))),
     ],
-    ids=["other examples", "other half", "alike in all rows"],
+    ids=["other examples", "other half"],
 )
 def test_other_examples_are_not_told_of(first, second):
     train(private(first))

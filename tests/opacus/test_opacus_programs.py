@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.gradient_forms import FactoredGradients, SparseGradients
+from fedcgd.opacus.clipped_sum import FactoredGradients, SparseGradients
 
 
 def network():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from clipped import add_clipped
 
-from fedcgd.opacus import clipped_sum, gradient_forms, row_passes
+from fedcgd.opacus import clipped_sum, row_passes
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_row_that_is_not_finite_adds_nothing(bad: float, place: int, passes) -
     values[2, place] = bad
     assert torch.isfinite(row_passes.norms(passes, values)).tolist() == [True, True, False, True, True, True]
     total = torch.zeros(100, dtype=torch.float64)
-    add_clipped([total], [gradient_forms.DenseGradients(values)])
+    add_clipped([total], [clipped_sum.DenseGradients(values)])
     torch.testing.assert_close(total, torch.full((100,), 0.5 * (1 - clipped_sum.MARGIN), dtype=torch.float64))
 
 
@@ -60,8 +60,8 @@ def test_factors_and_looked_up_rows_are_clipped_as_the_gradients_that_they_stand
     looked_up = sizes[pairs[:, 0], None] * torch.randn(6, 2, generator=generator)
     b[bad] = torch.nan
     table = torch.zeros(5, 6, 2).index_put_(tuple(pairs.T), looked_up)
-    dense = [gradient_forms.DenseGradients(b.mT @ a), gradient_forms.DenseGradients(table)]
-    short = [gradient_forms.FactoredGradients(b, a), gradient_forms.SparseGradients(*pairs.T, looked_up, 5)]
+    dense = [clipped_sum.DenseGradients(b.mT @ a), clipped_sum.DenseGradients(table)]
+    short = [clipped_sum.FactoredGradients(b, a), clipped_sum.SparseGradients(*pairs.T, looked_up, 5)]
     sums = []
     for rows in (dense, short):
         sums.append([torch.zeros(12, dtype=torch.float64) for _ in rows])
@@ -76,7 +76,7 @@ def test_a_row_whose_squares_overflow_is_clipped_without_a_compiler_too(monkeypa
     values = torch.zeros(2, 300)
     values[0, 0], values[1, 299] = 1e30, 0.25
     total = torch.zeros(300, dtype=torch.float64)
-    add_clipped([total], [gradient_forms.DenseGradients(values)])
+    add_clipped([total], [clipped_sum.DenseGradients(values)])
     assert total[[0, 299]].tolist() == [pytest.approx(1 - clipped_sum.MARGIN, rel=1e-6), 0.25]
 
 
@@ -94,14 +94,14 @@ def test_the_clipped_sum_is_the_same_without_a_compiler(passes, monkeypatch: pyt
     for made in (passes, None):
         monkeypatch.setattr(row_passes, "compiled", lambda made=made: made)
         sums.append(torch.zeros(3000, dtype=torch.float64))
-        add_clipped([sums[-1]], [gradient_forms.DenseGradients(values)])
+        add_clipped([sums[-1]], [clipped_sum.DenseGradients(values)])
     assert 0 < float((sums[0] - sums[1]).norm()) < 17 * clipped_sum.MARGIN
 
 
 def test_the_margin_covers_what_its_proof_counts():
     """As the head of `fedcgd.opacus.clipped_sum` has it: norms, entries whose squares vanish, the sum, and the grid."""
-    norms = (gradient_forms._BLOCK + 2) * 2.0**-24 / 2
+    norms = (clipped_sum._BLOCK + 2) * 2.0**-24 / 2
     vanished = 2.0**15 * 2.0**-63 / clipped_sum._LEAST_FAST_NORM
     examples = 2 * clipped_sum._MOST_EXAMPLES**2 * 2.0**-53
-    sequences = 2 * clipped_sum._MOST_TERMS * 2.0**-53 / gradient_forms._GRAM_FLOOR**0.5
+    sequences = 2 * clipped_sum._MOST_TERMS * 2.0**-53 / clipped_sum._GRAM_FLOOR**0.5
     assert norms + vanished + max(examples, sequences) + clipped_sum.GRID_LOSS <= clipped_sum.MARGIN

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import shared
+from click.testing import CliRunner
 from mechanism_table import MECHANISMS
-from typer.testing import CliRunner
 
 import fedcgd
 from fedcgd.cli import app
@@ -43,7 +43,7 @@ class Echo(ToeplitzMechanism):
 TABLE["echo"] = Row("echo", Echo, "a toy", (Parameter("s", "how loud", float, lambda m: m.strength),))
 
 import json, sys
-from typer.testing import CliRunner
+from click.testing import CliRunner
 from fedcgd.cli import app
 from fedcgd.mechanisms import BISR
 from fedcgd.participation import Participation

@@ -20,6 +20,7 @@ from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwi
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import band_mf, dense, error_and_gradient
+from fedcgd.optimisation.bfgs import minimise_with_kinks
 from fedcgd.optimisation.catalogue import (
     BANDS,
     BUFFERS,
@@ -255,8 +256,64 @@ def test_gradients_by_differences(find: Callable[[], object], monkeypatch: pytes
 
     for module in (toeplitz_module, banded_module, noise_curve_module, problem_p1_module):
         monkeypatch.setattr(module, "minimise", look)
+    monkeypatch.setattr(toeplitz_module, "minimise_with_kinks", look)
     find()
     assert looked
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        *("band-inv-mf:2", "band-inv-mf:4", "band-inv-mf:8", "banded-toeplitz:4", "blt:1", "blt:3", "band-mf:3"),
+        *("band-inv-mf:4:normalized", "noise-curve:3"),
+    ],
+)
+def test_what_is_found_does_not_hang_on_rounding(spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another processor adds in another order: objectives and gradients differ in their last digits, and optima must not."""
+    generator = np.random.default_rng(0)
+
+    def rounded(minimise: Callable[..., object]) -> Callable[..., object]:
+        def minimised(objective: Callable[..., object], start: np.ndarray, **options: object) -> object:
+            def elsewhere(x: np.ndarray) -> tuple[float, np.ndarray]:
+                value, gradient = objective(x)
+                return value * (1 + 2e-16 * generator.standard_normal()), gradient * (
+                    1 + 1e-15 * generator.standard_normal(len(gradient))
+                )
+
+            return minimise(elsewhere, start, **options)
+
+        return minimised
+
+    asked = MechanismSpec.parse(spelling)
+    curved = asked.normalized or asked.row.optimise is None
+    find = (asked.row.fit if curved else asked.row.optimise) or pytest.fail("it is not optimised")
+    options = ({"quadratic": QUADRATIC} | ({"normalized": True} if asked.normalized else {})) if curved else {}
+    runs = [Participation(rounds=n, min_separation=b) for n, b in ((12, 3), (12, 4), (100, 10))]
+    here = [matrix(find(*asked.values, run, **options), run.rounds) for run in runs]
+    for module in (toeplitz_module, banded_module, noise_curve_module):
+        monkeypatch.setattr(module, "minimise", rounded(minimise))
+    monkeypatch.setattr(toeplitz_module, "minimise_with_kinks", rounded(minimise_with_kinks))
+    for run, found in zip(runs, here, strict=True):
+        np.testing.assert_allclose(matrix(find(*asked.values, run, **options), run.rounds), found, atol=1e-5)
+
+
+def test_a_minimum_at_a_kink_is_found() -> None:
+    """8·|x² − y| + (1 − x)², a valley that is not smooth at its bottom and bends."""
+
+    def valley(at: np.ndarray) -> tuple[float, np.ndarray]:
+        off, side = at[0] ** 2 - at[1], np.sign(at[0] ** 2 - at[1])
+        return 8 * abs(off) + (1 - at[0]) ** 2, np.array([16 * side * at[0] - 2 * (1 - at[0]), -8 * side])
+
+    start = np.array([-1.2, 1.0])
+    told: list[tuple[int, float]] = []
+    found, value = minimise_with_kinks(valley, start, progress=lambda done, best: told.append((done, best)))
+    np.testing.assert_allclose(found, 1, atol=1e-5)
+    assert value == valley(found)[0] < 1e-10
+    assert told[-1][1] == value
+    assert [done for done, _ in told[:-1]] == list(range(20, told[-1][0], 20))
+    assert minimise_with_kinks(valley, start, iterations=3)[1] > 1e-3
+    with_nothing, _ = minimise_with_kinks(lambda x: (1.0, x), np.empty(0))
+    assert not len(with_nothing)
 
 
 def test_a_quotient_whose_divisor_is_longer_than_it() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from sklearn.datasets import load_digits
 from torch.nn import functional
-from typer.testing import CliRunner
 
 from fedcgd.cli import app
 from fedcgd.mechanisms import LambdaCGD

@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
     {
         "fedcgd.blas",
         "fedcgd.cache",
+        "fedcgd.choices",
         "fedcgd.machine_code",
         "fedcgd.files",
         "fedcgd.participation",
@@ -28,6 +29,8 @@ LAYERS: list[set[str]] = [
         "fedcgd.extras",
         "fedcgd.on_use",
         "fedcgd.numeric",
+        "fedcgd.records",
+        "fedcgd.untrusted",
     },
     {"fedcgd.clipping", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.quadratic"},
@@ -35,10 +38,10 @@ LAYERS: list[set[str]] = [
     {"fedcgd.curvature"},
     {"fedcgd.accounting"},
     {"fedcgd.plan"},
-    {"fedcgd.planning"},
     {"fedcgd.ledger"},
     {"fedcgd.release"},
-    {"fedcgd.audit", "fedcgd.keepers"},
+    {"fedcgd.planning"},
+    {"fedcgd.audit", "fedcgd.keepers", "fedcgd.central"},
     {"fedcgd.opacus", "fedcgd_flower"},
     {"fedcgd.cli", "fedcgd_simulations"},
     {"fedcgd_experiments"},
@@ -169,3 +172,28 @@ def test_no_module_imports_itself_by_way_of_others_also_inside_functions() -> No
 
 def test_the_stream_does_not_know_what_makes_its_numbers_quickly() -> None:
     assert not [name for name in edges(SOURCES["fedcgd.noise.stream"]) if "compiled" in name or "machine" in name]
+
+
+def narrows(test: ast.expr) -> bool:
+    """Whether an assertion tells a type checker something (`x is not None`, `isinstance(x, T)`), and no more."""
+    if isinstance(test, ast.Call) and isinstance(test.func, ast.Name):
+        return test.func.id == "isinstance"
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.IsNot)
+        and isinstance(test.comparators[0], ast.Constant)
+        and test.comparators[0].value is None
+    )
+
+
+@pytest.mark.parametrize("package", ["fedcgd", "fedcgd_flower"])
+def test_nothing_is_checked_by_an_assertion_which_python_may_leave_out(package: str) -> None:
+    """`python -O` leaves assertions out."""
+    checks = [
+        f"{module}:{node.lineno}"
+        for module, path in SOURCES.items()
+        if module == package or module.startswith(f"{package}.")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert) and not narrows(node.test)
+    ]
+    assert checks == []

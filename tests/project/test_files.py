@@ -1,6 +1,7 @@
 """What is written is whole, or as it was before; and a command that could not write does not end like one that did."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -125,7 +126,8 @@ def test_an_answer_that_cannot_be_printed_is_an_error_and_no_refutation(output: 
         patched.setattr("fedcgd.cli.budget.show", full)
         result = run(*command, *output)
     assert result.exit_code == 2
-    assert result.stderr == "Error: [Errno 28] No space left on device\n"
+    told = "[Errno 28] No space left on device"
+    assert (json.loads(result.stdout)["error"] if output else result.stderr) == (told if output else f"Error: {told}\n")
 
 
 def test_a_folder_that_is_synchronised_is_not_kept_open(tmp_path: Path) -> None:

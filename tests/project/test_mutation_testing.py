@@ -1,5 +1,6 @@
 """The tool that changes the code to see whether tests fail: what it changes, and that a sample can be repeated."""
 
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -86,3 +87,100 @@ def test_every_planted_bug_has_one_place_in_the_code():
         source = (TOOL.parents[1] / bug["file"]).read_text()
         assert source.count(bug["before"]) == 1, bug["name"]
         compile(source.replace(bug["before"], bug["after"]), bug["file"], "exec")
+
+
+ENTRY = """
+[[mutant]]
+file = "{file}"
+diff = '''
+-{before}
++{after}
+'''
+why = "it is the same"
+"""
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """The check of a tree of one file of `fedcgd`, one test of it and two mutants, of which one survived and is judged."""
+    pytest.importorskip("resource", reason="mutants run in forks")
+    monkeypatch.syspath_prepend(str(TOOL))
+    for name in ("check", "run", "operators", "forks"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import check
+    import operators
+    import run
+
+    for folder in ("fedcgd", "strategies", "tests/noise"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "fedcgd" / "source.py").write_text(SOURCE)
+    (tmp_path / "strategies" / "other.py").write_text("")
+    (tmp_path / "tests" / "noise" / "test_source.py").write_text(
+        "class TestBound:\n    def test_it(self):\n        pass\n"
+    )
+    (tmp_path / "targets.toml").write_text(
+        '[excluded]\n"strategies/*.py" = "nothing"\n[targets]\n"fedcgd/*.py" = ["noise/*.py"]\n'
+    )
+    (tmp_path / "planted.toml").write_text("bug = []\n")
+    for module in (run, operators):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "record")
+    monkeypatch.setattr(check, "JUDGED", tmp_path / "judged.toml")
+    killed, survived = [mutant for mutant in operators.mutants("fedcgd/source.py") if mutant.text][:2]
+    lines = [{"by": "tests/noise/test_source.py::TestBound::test_it[a::b]", "outcome": "killed"}]
+    lines += [{"by": "", "outcome": "survived", "diff": survived.diff}]
+    for line, mutant in zip(lines, (killed, survived), strict=True):
+        line |= {"mutant": mutant.name, "file": "fedcgd/source.py", "operator": mutant.operator}
+    (tmp_path / "record").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before, after = (line[1:].strip() for line in survived.diff.splitlines() if line[:1] in "+-")
+    (tmp_path / "judged.toml").write_text(ENTRY.format(file="fedcgd/source.py", before=before, after=after))
+    monkeypatch.setattr(sys, "argv", ["check.py"])
+    yield check
+    for name in ("check", "run", "operators", "forks"):
+        sys.modules.pop(name, None)
+
+
+def replace(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tree: (tree / "fedcgd" / "more.py").write_text(""), ""),  # the row names it
+        (lambda tree: (tree / "strategies" / "other.py").unlink(), "names what is gone: strategies/*.py"),
+        (lambda tree: replace(tree / "targets.toml", "noise/*", "noise/*s"), "names what is gone: tests/noise/*s.py"),
+        (lambda tree: replace(tree / "targets.toml", "fedcgd/*", "fedcgd/s*"), ""),
+        (
+            lambda tree: (
+                replace(tree / "targets.toml", "fedcgd/*", "fedcgd/s*"),
+                (tree / "fedcgd" / "more.py").touch(),
+            ),
+            "neither names nor excludes fedcgd/more.py",
+        ),
+        (lambda tree: replace(tree / "fedcgd" / "source.py", "x < 0", "x < 9"), "the lines are gone"),
+        (lambda tree: replace(tree / "tests" / "noise" / "test_source.py", "test_it", "test_its"), "which is gone"),
+        (lambda tree: replace(tree / "judged.toml", 'fedcgd/source.py"', 'fedcgd/other.py"'), "does not say why"),
+        (lambda tree: replace(tree / "record", "test_source.py", "test_sources.py"), "which is gone"),
+        (lambda tree: replace(tree / "record", '"fedcgd/source.py"', '"fedcgd/sources.py"'), "names the file"),
+    ],
+)
+def test_the_record_the_table_and_the_tree_agree(change, told, check, tmp_path, capsys):
+    change(tmp_path)
+    assert check.main() == bool(told)
+    assert told in capsys.readouterr().err
+
+
+def test_what_is_gone_is_dropped_and_nothing_else(check, tmp_path, monkeypatch, capsys):
+    kept = json.loads((tmp_path / "record").read_text().splitlines()[0])
+    replace(tmp_path / "record", kept["mutant"], "0" * 12)
+    text = (tmp_path / "judged.toml").read_text()
+    (tmp_path / "judged.toml").write_text(ENTRY.format(file="fedcgd/source.py", before="gone()", after="pass") + text)
+    assert check.main() == 1
+    monkeypatch.setattr(sys, "argv", ["check.py", "--tidy"])
+    assert check.main() == 0
+    assert len((tmp_path / "record").read_text().splitlines()) == 1
+    assert (tmp_path / "judged.toml").read_text().strip() == text.strip()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -82,3 +83,51 @@ def test_the_table_of_what_to_use_is_the_same_on_each_first_page() -> None:
         return re.sub(r"\]\([^)]*\)", "]", text[start : text.index("\n\n", start)])
 
     assert table("README.md") == table("docs/index.md") == table("docs/tutorials/opacus.md")
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def jobs_of(workflow: Path) -> dict[str, dict[str, Any]]:
+    return yaml.safe_load(workflow.read_text())["jobs"]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_may_do_no_more_than_they_say_and_use_what_is_pinned(workflow: Path) -> None:
+    whole = yaml.safe_load(workflow.read_text())
+    assert whole["permissions"] == {}
+    for job in whole["jobs"].values():
+        assert job["permissions"]
+        assert job["timeout-minutes"] <= 180
+        for step in job["steps"]:
+            if "checkout" in step.get("uses", ""):
+                assert step["with"]["persist-credentials"] is False
+    used = re.findall(r"uses: (.*)", workflow.read_text())
+    assert used
+    assert [one for one in used if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)] == []
+
+
+def test_an_action_has_one_version_everywhere() -> None:
+    used = {one for workflow in WORKFLOWS for one in re.findall(r"uses: (\S+)", workflow.read_text())}
+    assert len(used) == len({one.partition("@")[0] for one in used})
+
+
+def test_what_workflows_call_is_there() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = "".join(workflow.read_text() for workflow in WORKFLOWS)
+    called = {word for line in re.findall(r"run: make ([a-z -]+)", text) for word in line.split()}
+    [matrix] = re.findall(r"target: \[(.*)\]", text)
+    called |= set(matrix.split(", "))
+    assert len(called) >= 6
+    assert called <= targets
+    assert all((ROOT / path).exists() for path in re.findall(r"\b(?:tools|tests)/[\w/.]+", text))
+
+
+def test_a_release_is_published_by_a_tag_alone_and_by_no_token() -> None:
+    jobs = jobs_of(ROOT / ".github" / "workflows" / "release.yml")
+    publish = jobs["publish"]
+    assert (publish["if"], publish["environment"]["name"]) == ("github.event_name == 'push'", "pypi")
+    assert [name for name, job in jobs.items() if "write" in job["permissions"].values()] == ["publish"]
+    assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    used = [step.get("uses", "").partition("@")[0] for step in publish["steps"]]
+    assert {"actions/attest-build-provenance", "actions/attest-sbom", "pypa/gh-action-pypi-publish"} <= set(used)

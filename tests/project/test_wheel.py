@@ -1,7 +1,9 @@
 """The wheel holds the two packages and nothing else, and works away from the checkout."""
 
+import email
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import fedcgd
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +36,40 @@ def test_only_the_packages_are_in_it(wheel: Path) -> None:
     level = "x86-64-v3" if platform.machine() == "x86_64" else platform.machine()
     assert {f"fedcgd/passes-{level}.shared", f"fedcgd/noise/machine_code-{level}.shared"} <= set(names)
     assert platform.machine() in wheel.name
+
+
+def test_its_description_is_the_readme_and_every_link_leads_somewhere(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    found = email.message_from_bytes(archive.read(name))
+    text = found.get_payload(decode=True).decode()
+    readme = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'\b(?:src|srcset)="([^"]+)"', text)
+    assert len(links) == len(re.findall(r"\]\(|\bsrc(?:set)?=", readme)) > 40
+    assert [link for link in links if not link.startswith("https://")] == []
+    ours = f"https://github.com/fedcgd/fedcgd/blob/v{fedcgd.__version__}/"
+    paths = [link.removeprefix(ours).partition("#")[0] for link in links if link.startswith(ours)]
+    pictures = [link.partition(f"/v{fedcgd.__version__}/")[2] for link in links if "raw.githubusercontent" in link]
+    assert len(paths) > 40
+    assert len(pictures) == 2
+    assert [path for path in paths + pictures if not (ROOT / path).exists()] == []
+    assert text.partition("\n")[0] == readme.partition("\n")[0]
+
+
+def test_its_metadata_say_who_what_and_where(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    found = email.message_from_bytes(archive.read(name))
+    assert {url.partition(",")[0] for url in found.get_all("Project-URL")} >= {
+        "Documentation",
+        "Source",
+        "Issues",
+        "Changelog",
+    }
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert found["Author"]
+    assert "differential privacy" in found["Keywords"]
+    assert any(one.startswith("Development Status :: ") for one in found.get_all("Classifier"))
 
 
 def test_without_a_compiler_it_is_a_wheel_of_python_alone(tmp_path: Path) -> None:

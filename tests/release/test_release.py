@@ -93,6 +93,20 @@ def test_a_nonce_that_cannot_be_recorded_makes_no_noise(tensors: bool) -> None:
     assert (np.asarray(total) != 1).any()
 
 
+def test_a_list_of_nonces_that_record_appends_to_is_taken_as_it_was() -> None:
+    """The round's own nonce among the earlier ones was a row too many: noise that is silently not correlated."""
+    noise, nonces = array_noise(PLAN, KEY, "run", lattice_of(PLAN, SIZE)), list[int]()
+    growing = np.zeros((2, SIZE), np.int64)
+    for total in growing:
+        noise.add(total, earlier=nonces, attempt=0, record=nonces.append)
+    assert len(nonces) == len(set(nonces)) == 2
+    stream = NoiseStream(KEY.noise_of("run"))
+    z = np.stack([stream.normal(t, nonce, 0, SIZE) for t, nonce in enumerate(nonces)]).astype(np.float64)
+    expected = PLAN.stddev * (inverse_matrix(PLAN.mechanism, 2) @ z) / noise.lattice.step
+    assert np.abs(growing - expected).max() <= 0.5 + 2**-8 * PLAN.stddev / noise.lattice.step + 1e-6
+    assert np.abs(expected).max() > 100
+
+
 def test_arrays_and_tensors_have_the_same_noise() -> None:
     """Of a simulation, whose nonces are numbers of tries."""
     key, lattice = NoiseKey.simulation(3), lattice_of(PLAN, SIZE)
@@ -123,6 +137,47 @@ def test_a_round_that_fails_is_tried_again_under_another_nonce(tmp_path: Path) -
         # A second owner goes on from the ledger, and from its nonces.
         assert RecordedReleases(ledger, PLAN, KEY).count == 1
     releases.abandon("after the ledger was closed: what is raised elsewhere is not hidden")
+
+
+def test_a_sum_that_has_no_noise_is_not_recorded_as_released(tmp_path: Path) -> None:
+    """Noise that was made before the run was resumed, or for the round before, is none."""
+    with opened(tmp_path / "run.db") as ledger:
+        releases, total = RecordedReleases(ledger, PLAN, KEY), np.zeros(SIZE, np.int64)
+        attempt = releases.plan_round(["alice"])
+        releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
+        releases.resume()
+        with pytest.raises(ValueError, match="no noise"):
+            releases.record(attempt, total.tobytes())
+        releases.skip("a test")
+        released(releases, total, "alice")
+        attempt = releases.plan_round(["bob"])
+        with pytest.raises(ValueError, match="no noise"):
+            releases.record(attempt, total.tobytes())
+        assert releases.count == len(ledger.resume().nonces) == 1
+
+
+def test_a_resumed_run_is_not_opening_what_was_opened_before(tmp_path: Path) -> None:
+    with opened(tmp_path / "run.db") as ledger:
+        releases = RecordedReleases(ledger, PLAN, KEY)
+        releases.add_noise_of_keepers(7)
+        assert releases.is_opening
+        releases.resume()
+        assert not releases.is_opening
+
+
+def test_noise_is_in_steps_of_the_lattice_that_the_sum_is_on(tmp_path: Path) -> None:
+    """Also where a round's lattice is another one than that of the round before."""
+    size = 20_000
+    first = lattice_of(PLAN, size)
+    with opened(tmp_path / "run.db") as ledger:
+        releases = RecordedReleases(ledger, PLAN, KEY)
+        for lattice, rows in ((first, 1), (Lattice(4 * first.step), 2), (first, 2)):
+            total = np.zeros(size, np.int64)
+            attempt = releases.plan_round([f"user-{releases.count}"])
+            releases.add_noise(total, attempt, lattice)
+            releases.record(attempt, total.tobytes())
+            stddev = PLAN.stddev * np.sqrt(1 + 0.5**2 * (rows - 1))  # of Z_t − ½·Z_{t−1}
+            assert lattice.step * total.std() == pytest.approx(stddev, rel=0.03)
 
 
 def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:

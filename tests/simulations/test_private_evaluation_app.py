@@ -14,7 +14,8 @@ from fedcgd_simulations.flower_runs import local_superlink
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_after"
 NODES, ROUNDS = 10, 5
-OPTIONS = """batch_norm="private", adaptive_clipping=AdaptiveClipping(),
+RUN = f"nodes-per-round={NODES} num-server-rounds={ROUNDS}"
+OPTIONS = """ledger="run.db", adaptive_clipping=AdaptiveClipping(),
         evaluation=PrivateEvaluation(
             plan=Plan.calibrated("dp-sgd", participation, clip_norm=1.0, epsilon=1e4, delta=1e-3),
             bounds={"eval_acc": 1.0, "eval_loss": 4.0},
@@ -31,7 +32,8 @@ def test_the_example_app_adapts_its_norm_and_is_evaluated_in_private(tmp_path: P
     server = copy / "digits_app" / "server_app.py"
     text = server.read_text()
     for before, after in {
-        'batch_norm="private")': OPTIONS,
+        'ledger="run.db")': OPTIONS,
+        ", min_separation=2": "",
         "import CorrelatedNoise": "import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation",
         "epsilon=8.0": "epsilon=1e6",  # next to no noise: what is compared is the way, not luck
     }.items():
@@ -43,7 +45,7 @@ def test_the_example_app_adapts_its_norm_and_is_evaluated_in_private(tmp_path: P
     with local_superlink(home) as environment:
         federation = ["--federation-config", f"num-supernodes={NODES} client-resources-num-cpus=1"]
         done = subprocess.run(
-            ["flwr", "run", str(copy), *federation, "--stream"],
+            ["flwr", "run", str(copy), *federation, "--run-config", RUN, "--stream"],
             env=environment,
             cwd=home,
             capture_output=True,

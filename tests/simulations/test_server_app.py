@@ -71,7 +71,7 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
             return strategy
 
         patched.setattr(server_app, "CorrelatedNoise", stalling)
-        with pytest.raises(IncompleteRunError, match="2 of 4 planned rounds"):
+        with pytest.raises(IncompleteRunError, match="2 of 4 rounds"):
             run(tmp_path / "run.json", **options)
     assert json.loads((tmp_path / "run.failed.json").read_text())["releases"] == 2
     assert not (tmp_path / "run.json").exists()
@@ -142,3 +142,15 @@ def test_only_so_many_test_examples_are_evaluated(tmp_path: Path, monkeypatch) -
     seen.clear()
     run(tmp_path / "run.json", **{"test-examples": 10**6, "rounds": 1})
     assert seen == [4, 357, 357]
+
+
+def test_the_test_examples_are_drawn_by_the_seed_and_not_the_first() -> None:
+    """IMDB's negatives come first: half of its test examples measured how good a model is at negatives."""
+    examples = Examples(torch.arange(1000.0)[:, None], (torch.arange(1000) >= 500).long())
+    some = server_app.some_of(examples, 400, seed=1)
+    assert 150 < int(some.targets.sum()) < 250
+    assert len(set(some.inputs[:, 0].tolist())) == 400
+    assert some.inputs[:, 0].tolist() == sorted(server_app.some_of(examples, 400, seed=1).inputs[:, 0].tolist())
+    assert some.inputs[:, 0].tolist() != server_app.some_of(examples, 400, seed=2).inputs[:, 0].tolist()
+    for number in (0, 1000, 10**6):
+        assert len(server_app.some_of(examples, number, seed=1)) == 1000

@@ -4,10 +4,14 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from cifar10_files import BATCHES, write_python
 
-from fedcgd_simulations.tasks import get_task
-from fedcgd_simulations.tasks.cifar10 import load, read_folder
+from fedcgd_simulations.local_softmax import is_softmax
+from fedcgd_simulations.tasks import cifar10, get_task
+from fedcgd_simulations.tasks.cifar10 import find_files, load, read_files
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write_binary(folder):
@@ -41,7 +45,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
     (tmp_path / "data" / "test_batch").write_bytes(pickle.dumps({b"data": Harm()}, protocol=2))
     with pytest.raises(pickle.UnpicklingError, match="no place in a file of images"):
-        read_folder(tmp_path / "data")
+        read_files(find_files(tmp_path / "data"))
 
 
 def test_a_truncated_binary_file_is_refused(tmp_path):
@@ -49,7 +53,7 @@ def test_a_truncated_binary_file_is_refused(tmp_path):
     path = tmp_path / "data" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="records of 3073 bytes, but has 30729 bytes"):
-        read_folder(tmp_path / "data")
+        read_files(find_files(tmp_path / "data"))
 
 
 def test_without_files_and_network_the_error_says_what_to_do(tmp_path):
@@ -62,3 +66,24 @@ def test_without_files_and_network_the_error_says_what_to_do(tmp_path):
 
 def test_what_is_fetched_is_used(tmp_path):
     assert len(load(tmp_path, fetch=lambda folder: write_binary(folder / "cifar-10-batches-bin")).test) == 10
+
+
+@pytest.mark.parametrize("model", ["cnn", "scattering-4"])
+def test_pictures_are_decoded_once_and_then_mapped(tmp_path, monkeypatch, model):
+    """So that each node of a simulation need not hold them all."""
+    write_binary(tmp_path / "data")
+    first = get_task("cifar10", model=model, data_dir=tmp_path / "data").load()
+    monkeypatch.setattr(cifar10, "read_files", lambda files: pytest.fail("decoded again"))
+    again = get_task("cifar10", model=model, data_dir=tmp_path / "data").load()
+    assert torch.equal(first.train.inputs, again.train.inputs)
+    assert again.train.inputs.shape[1:] == ((3, 32, 32) if model == "cnn" else (4800,))
+    assert first.test.targets.tolist() == again.test.targets.tolist()
+
+
+def test_a_linear_model_of_scattering_features_is_trained_as_softmax_regression_is(tmp_path):
+    write_binary(tmp_path / "data")
+    for model, size in (("scattering", 15_552), ("scattering-4", 4800)):
+        task = get_task("cifar10", model=model, data_dir=tmp_path / "data")
+        assert is_softmax(task.model(0), task.loss)
+        assert task.model(0)(task.load().test.inputs).shape == (10, 10)
+        assert task.load().train.inputs.shape == (45, size)

@@ -39,7 +39,7 @@ def import_what_is_slow() -> None:
         "flwr.server",
         "opacus",
         "scipy.stats",
-        "typer.testing",
+        "click.testing",
     ):
         importlib.import_module(library)
 

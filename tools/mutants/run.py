@@ -35,15 +35,29 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.jsonl"
 
 
 def targets(only: list[str]) -> dict[str, list[str]]:
-    """Each file of targets.toml whose path holds one of `only`, and its test files. Raises ValueError for an empty row."""
+    """Each file of targets.toml whose path holds one of `only`, and its test files. Raises ValueError for patterns of nothing."""
+    table = tomllib.loads((HERE / "targets.toml").read_text(encoding="utf-8"))
     rows: dict[str, list[str]] = {}
-    for pattern, tests in tomllib.loads((HERE / "targets.toml").read_text())["targets"].items():
-        files = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern)) if path.name != "__init__.py"]
-        concerned = sorted({str(path.relative_to(ROOT)) for test in tests for path in (ROOT / "tests").glob(test)})
-        if not files or not concerned:
-            raise ValueError(f"targets.toml: {pattern!r} has {len(files)} files and {len(concerned)} test files")
-        rows |= dict.fromkeys(files, concerned)
-    return {path: tests for path, tests in rows.items() if not only or any(part in path for part in only)}
+    for pattern, tests in table["targets"].items():
+        rows |= dict.fromkeys(files_of(pattern), sorted({path for test in tests for path in files_of(f"tests/{test}")}))
+    excluded = {path for pattern in table["excluded"] for path in files_of(pattern)}
+    named = {
+        *table["targets"],
+        *table["excluded"],
+        *(f"tests/{test}" for row in table["targets"].values() for test in row),
+    }
+    if gone := sorted(pattern for pattern in named if not files_of(pattern)):
+        raise ValueError(f"targets.toml names what is gone: {', '.join(gone)}")
+    return {
+        path: tests
+        for path, tests in rows.items()
+        if path not in excluded and (not only or any(part in path for part in only))
+    }
+
+
+def files_of(pattern: str) -> list[str]:
+    """The files of a row or an exclusion, by their paths from the root."""
+    return [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern)) if path.name != "__init__.py"]
 
 
 def sample(path: str, seed: int) -> list[Mutant]:

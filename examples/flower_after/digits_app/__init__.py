@@ -1,1 +1,1 @@
-"""Handwritten digits on ten nodes, trained together."""
+"""Handwritten digits on a hundred nodes, trained together."""

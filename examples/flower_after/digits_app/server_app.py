@@ -24,11 +24,12 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 def main(grid: Grid, context: Context) -> None:
     """Train on all nodes, and save the model."""
     rounds = context.run_config["num-server-rounds"]
+    cohort = context.run_config["nodes-per-round"]
     lr = context.run_config["learning-rate"]
-    participation = Participation(rounds=rounds)  # a user may take part in every round
+    participation = Participation(rounds=rounds, min_separation=2)  # a user rests for a round after each of its own
     plan = Plan.calibrated("lambda-cgd", participation, clip_norm=1.0, epsilon=8.0, delta=1e-3)
     key = NoiseKey.from_file("noise.key", create=True)
-    strategy = CorrelatedNoise(FedAvg(min_train_nodes=10), plan, key=key, ledger="run.db", batch_norm="private")
+    strategy = CorrelatedNoise(FedAvg(min_train_nodes=cohort), plan, key=key, ledger="run.db")
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(Net().state_dict()),

@@ -22,8 +22,9 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 def main(grid: Grid, context: Context) -> None:
     """Train on all nodes, and save the model."""
     rounds = context.run_config["num-server-rounds"]
+    cohort = context.run_config["nodes-per-round"]
     lr = context.run_config["learning-rate"]
-    strategy = FedAvg(min_train_nodes=10, min_available_nodes=10)
+    strategy = FedAvg(fraction_train=0.5, min_train_nodes=cohort)
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(Net().state_dict()),

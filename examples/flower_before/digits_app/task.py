@@ -13,16 +13,13 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
-        self.norm1 = nn.BatchNorm2d(16)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
-        self.norm2 = nn.BatchNorm2d(32)
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
         self.pool = nn.MaxPool2d(2)
-        self.head = nn.Linear(32 * 2 * 2, 10)
+        self.head = nn.Linear(8 * 4 * 4, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.pool(torch.relu(self.norm1(self.conv1(images))))
-        x = self.pool(torch.relu(self.norm2(self.conv2(x))))
+        x = self.pool(torch.relu(self.norm(self.conv(images))))
         logits: Tensor = self.head(x.flatten(1))
         return logits
 

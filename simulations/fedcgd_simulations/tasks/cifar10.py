@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedcgd_simulations import scattering
+from fedcgd_simulations.decoded import decoded
 from fedcgd_simulations.models import Factory, choose
 from fedcgd_simulations.models.cnn import cnn
+from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.models.vit import vit
 from fedcgd_simulations.models.wideresnet import wideresnet
 from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classification, data_folders, split
@@ -25,42 +28,69 @@ Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (examples, 3, 32, 32) and labels."""
 
 
+ANGLES = {"scattering": 8, "scattering-4": 4}
+"""Of the wavelets whose features a linear model is trained on: 15,552 and 4800 of them."""
+
+
 def task(model: str | None, data_dir: Path | None) -> Task:
     """45,000 training, 5000 validation and 10,000 test examples; the 0.3 M CNN unless another model is named."""
     factories: Mapping[str, Factory] = {
         "cnn": cnn,
+        **{name: partial(softmax_regression, 192 * (1 + 2 * some + some**2), 10) for name, some in ANGLES.items()},
         "wideresnet-40": wideresnet,
         **{name: partial(vit, name) for name in ("vit-b-16", "vit-l-16", "vit-h-14")},
         **{f"{name}-lora": partial(vit, name, lora_rank=8) for name in ("vit-b-16", "vit-l-16", "vit-h-14")},
     }
-    return classification("cifar10", lambda: load(data_dir), choose("cifar10", model, factories))
+    factory = choose("cifar10", model, factories)
+    return classification("cifar10", lambda: load(data_dir, angles=ANGLES.get(model or "")), factory)
 
 
-def load(data_dir: Path | None, fetch: Callable[[Path], None] | None = None) -> Data:
+def load(data_dir: Path | None, fetch: Callable[[Path], None] | None = None, *, angles: int | None = None) -> Data:
     """The data from a local folder, or else fetched by `fetch` (torchvision) or Flower Datasets, whichever is installed.
 
-    Raises ValueError that says how to get the files if there are none and none can be fetched.
+    Args:
+        data_dir: the folder; None: the usual places.
+        fetch: writes the files into a folder.
+        angles: of scattering features, which then stand for the pictures.
+
+    Raises:
+        ValueError: if there are no files and none can be fetched; it says how to get them.
     """
     folders = data_folders(data_dir, CACHE)
-    parts = next((parts for folder in folders if (parts := read_folder(folder)) is not None), None)
-    if parts is None:
-        parts = _fetch(folders[0], fetch or _torchvision)
-    known, test = (Examples(_pixels(images), torch.from_numpy(labels)) for images, labels in parts)
+    files = next((files for folder in folders if (files := find_files(folder))), [])
+    if not files:
+        return _prepared(_fetch(folders[0], fetch or _torchvision), angles)
+    name = f"cifar10-scattering-{angles}" if angles else "cifar10"
+    sources = [*files, Path(__file__), Path(scattering.__file__)]
+    return decoded(name, sources, lambda: _prepared(read_files(files), angles))
+
+
+def _prepared(parts: tuple[Batch, Batch], angles: int | None) -> Data:
+    known, test = (Examples(_inputs(images, angles), torch.from_numpy(labels)) for images, labels in parts)
     validation, train = split(known, len(known) // VALIDATION_SHARE, seed=0)
     return Data(train, validation, test)
 
 
-def read_folder(folder: Path) -> tuple[Batch, Batch] | None:
-    """(training, test) from `cifar-10-batches-py` or `cifar-10-batches-bin` in `folder` or being `folder`; else None."""
+def _inputs(images: NDArray[np.uint8], angles: int | None) -> torch.Tensor:
+    pixels = _pixels(images)
+    return pixels if angles is None else scattering.features(pixels, angles)
+
+
+def find_files(folder: Path) -> list[Path]:
+    """Five files of training pictures and one of test pictures, in `cifar-10-batches-py`, `cifar-10-batches-bin` or `folder`."""
     for base in (folder, folder / "cifar-10-batches-py", folder / "cifar-10-batches-bin"):
-        for suffix, read in (("", _read_pickle), (".bin", _read_binary)):
-            train = [base / f"data_batch_{i}{suffix}" for i in range(1, 6)]
-            test = base / f"test_batch{suffix}"
-            if all(path.is_file() for path in [*train, test]):
-                batches = [read(path) for path in train]
-                images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-                return (images, labels), read(test)
-    return None
+        for suffix in ("", ".bin"):
+            files = [base / f"{name}{suffix}" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")]
+            if all(path.is_file() for path in files):
+                return files
+    return []
+
+
+def read_files(files: Sequence[Path]) -> tuple[Batch, Batch]:
+    """(training, test) of what `find_files` found."""
+    *batches, test = [(_read_binary if path.suffix else _read_pickle)(path) for path in files]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+    return (images, labels), test
 
 
 def _read_binary(path: Path) -> Batch:
@@ -97,9 +127,9 @@ def _pixels(images: NDArray[np.uint8]) -> torch.Tensor:
 def _fetch(folder: Path, fetch: Callable[[Path], None]) -> tuple[Batch, Batch]:
     try:
         fetch(folder)
-        parts = read_folder(folder)
-        if parts is not None:
-            return parts
+        files = find_files(folder)
+        if files:
+            return read_files(files)
         reason = f"nothing was written to {folder}"
     except (ImportError, OSError, RuntimeError) as error:  # not installed; no network; or a broken download
         reason = f"{type(error).__name__}: {error}"

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fedcgd_simulations import text
+from fedcgd_simulations.decoded import decoded
 from fedcgd_simulations.minilm import minilm_embeddings
 from fedcgd_simulations.models import Factory, choose
 from fedcgd_simulations.models.bert import SHAPES, VOCABULARY, bert
@@ -44,18 +46,29 @@ def task(model: str | None, data_dir: Path | None) -> Task:
 def load(model: str, data_dir: Path | None) -> Data:
     """The reviews as the inputs of `model`. Raises ValueError that says how to get them if there are none."""
     folders = data_folders(data_dir, CACHE)
-    parts = next((parts for folder in folders if (parts := read_folder(folder)) is not None), None)
-    train, test = parts or _flower_datasets(folders)
+    base = next((base for folder in folders if (base := find_folder(folder))), None)
+    if base is None:
+        return _prepared(model, *_flower_datasets(folders))
+
+    def read() -> Data:
+        return _prepared(model, _read_part(base / "train"), _read_part(base / "test"))
+
+    if model not in ("lstm", "softmax"):  # the inputs of others depend on weights, too
+        return read()
+    return decoded(f"imdb-{model}", [base / "train", base / "test", Path(__file__), Path(text.__file__)], read)
+
+
+def _prepared(model: str, train: Labelled, test: Labelled) -> Data:
     known, held_out = (_examples(model, *part) for part in (train, test))
     validation, rest = split(known, len(known) // VALIDATION_SHARE, seed=0)
     return Data(rest, validation, held_out)
 
 
-def read_folder(folder: Path) -> tuple[Labelled, Labelled] | None:
-    """(training, test) from `aclImdb` in `folder` or being `folder`: one text file per review in train/pos and so on."""
+def find_folder(folder: Path) -> Path | None:
+    """`aclImdb` in `folder`, or `folder`: where there is one text file per review in train/pos and so on; else None."""
     for base in (folder, folder / "aclImdb"):
         if all((base / part / label).is_dir() for part in ("train", "test") for label in ("neg", "pos")):
-            return _read_part(base / "train"), _read_part(base / "test")
+            return base
     return None
 
 

@@ -1,0 +1,87 @@
+"""The examples of a round, as tensors: read one by one from the data set, each with randomness of its own."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from fedcgd.central.batches import Rows
+
+Transform = Callable[..., Any]
+"""(*example) → the example, changed at random."""
+
+
+class Examples:
+    """`data[i]` for the rows of a round, stacked.
+
+    torch's random numbers are those of (secret, round, i) while example i is read, so that a round has the same numbers whenever,
+    and wherever, it is computed.
+
+    Args:
+        data: `data[i]` is a tuple (*inputs, target) of tensors or numbers, and depends on i alone.
+        transform: takes and returns such a tuple; it is called `copies` times for each example.
+        copies: how often; 1 without a transform.
+        device: where the tensors go.
+
+    Raises:
+        TypeError: if an example is no tuple.
+        ValueError: for copies without a transform, and without examples.
+    """
+
+    def __init__(self, data: Any, transform: Transform | None, copies: int, device: torch.device) -> None:
+        if copies < 1 or (copies > 1 and transform is None):
+            raise ValueError(
+                "augmentation_multiplicity must be at least 1, and above 1 needs a transform, which is called so often for each "
+                f"example; got {copies} and transform={transform}"
+            )
+        if not len(data):
+            raise ValueError("the data set has no examples")
+        if not isinstance(data[0], tuple | list) or len(data[0]) < 2:
+            raise TypeError(
+                f"data[i] must be a tuple (*inputs, target), got {type(data[0]).__name__}: wrap the data set in one whose "
+                "__getitem__ returns such a tuple; model(*inputs) and target go to the loss"
+            )
+        self._data, self._transform, self._copies, self._device = data, transform, copies, device
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def stack(self, rows: Rows, seed: bytes) -> list[Tensor]:
+        """The examples, each tensor of shape (rows, copies, …).
+
+        Args:
+            rows: which ones.
+            seed: of their randomness.
+        """
+        if type(self._data) is TensorDataset and self._transform is None:
+            index = torch.from_numpy(rows)
+            return [part[index.to(part.device)].unsqueeze(1).to(self._device) for part in self._data.tensors]
+        with seeded(seed):
+            read = [default_collate(self._copies_of(int(i), seed)) for i in rows]
+        return [torch.stack(parts).to(self._device) for parts in zip(*read, strict=True)]
+
+    def _copies_of(self, i: int, seed: bytes) -> list[Any]:
+        torch.default_generator.manual_seed(number_of(seed, f"example {i}"))
+        example, change = self._data[i], self._transform
+        return [example] if change is None else [change(*example) for _ in range(self._copies)]
+
+
+@contextmanager
+def seeded(seed: bytes, purpose: str = "", device: torch.device | None = None) -> Iterator[None]:
+    """Inside, torch's random numbers follow from `seed` and `purpose`; afterwards they are what they were."""
+    own = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(own):
+        torch.default_generator.manual_seed(number_of(seed, purpose))
+        for one in own:
+            with torch.cuda.device(one):
+                torch.cuda.manual_seed(number_of(seed, purpose))
+        yield
+
+
+def number_of(seed: bytes, purpose: str) -> int:
+    """63 bits that follow from both."""
+    return int.from_bytes(hashlib.blake2b(purpose.encode(), key=seed, digest_size=8).digest(), "big") >> 1

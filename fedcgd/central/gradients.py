@@ -1,0 +1,164 @@
+"""The gradient of each example alone, whatever the model: layer by layer, by vmap, or in a loop over examples."""
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.func import functional_call, grad, vmap
+
+from fedcgd.clipping import layerwise
+
+Named = Mapping[str, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) of one row → its loss: one number, or several, whose sum counts."""
+
+
+class ExampleGradients:
+    """∇ of the loss of each example, computed so that no example can see another.
+
+    An example is (*inputs, target), each tensor with its copies as rows, shape (copies, …). Its loss is the mean over the copies
+    of `loss`(model(*inputs), target) of one copy, as a batch of one. Three ways, of which the first that is possible is taken:
+
+    1. Stacks of known layers: one pass over the batch, and each layer's gradients from what went in and came back (`layerwise`).
+    2. `torch.func`: vmap of the gradient of one example.
+    3. A loop over the examples, where vmap refuses the model (GRU; branches on an example's own values).
+
+    The model is called with copies of its buffers and of what is trained, in a loop with fresh ones for each example, so that
+    nothing in it changes; what writes to one of them, or to a frozen parameter, is refused.
+
+    Args:
+        model: as it will be called; trained parameters are given with each call.
+        loss: of one row.
+        spread: whether `fully_shard` may spread the model's parameters over processes: then what is called is its structure as it
+            is now, without parameters of its own.
+
+    Raises:
+        ValueError: for BatchNorm in training.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, *, spread: bool = False) -> None:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                raise ValueError(
+                    f"module {name!r} is {type(module).__name__} in training, whose statistics are of many examples: take "
+                    "GroupNorm (opacus.validators.ModuleValidator.fix(model) does), or keep it as it is by its eval()"
+                )
+        self._model, self._loss = model, loss
+        self._layers = layerwise.layers_of(model)
+        self._looped = False
+        self._structure = _without_parameters(model) if spread else None
+
+    def __call__(self, trained: Named, examples: Sequence[Tensor]) -> list[Tensor]:
+        """Rows of gradients, one array for each of `trained`, shape (examples, its size).
+
+        Args:
+            trained: the trained parameters, by their names.
+            examples: (*inputs, targets), each of shape (examples, copies, …).
+
+        Raises:
+            ValueError: if the model writes to a parameter or a buffer.
+            Exception: what model or loss raise.
+        """
+        if self._layers is not None and not self._frozen and len(examples) == 2 and examples[0].shape[1] == 1:
+            inputs, targets = (part[:, 0] for part in examples)
+            try:
+                return layerwise.gradients(self._layers, self._loss, trained, inputs, targets)
+            except layerwise.UnusualShapeError:
+                pass
+        kept = self._kept()
+        if not self._looped:
+            try:
+                mapped = vmap(grad(self._mean_loss), (None, None, *(0 for _ in examples)), randomness="different")
+                rows = mapped(trained, kept, *examples)
+                self._refuse_changed({**kept, **trained})
+                return [rows[name].flatten(1).detach() for name in trained]
+            except RuntimeError as error:
+                failure = error
+        rows = self._one_by_one(trained, examples)
+        if not self._looped:
+            self._looped = True
+            warnings.warn(
+                f"torch.func.vmap refuses the model, and its examples are computed one by one, which is slower: {failure}",
+                stacklevel=2,
+            )
+        return rows
+
+    def _one_by_one(self, trained: Named, examples: Sequence[Tensor]) -> list[Tensor]:
+        found = [value.new_empty(len(examples[0]), value.numel()) for value in trained.values()]
+        for i, example in enumerate(zip(*examples, strict=True)):
+            leaves = {name: value.clone().requires_grad_() for name, value in trained.items()}
+            kept = self._kept()
+            copies = [self._loss_of(leaves, kept, *one) for one in zip(*example, strict=True)]
+            loss = torch.stack(copies).mean()
+            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            self._refuse_changed({**kept, **leaves})
+            for rows, gradient in zip(found, gradients, strict=True):
+                rows[i] = gradient.flatten()
+        return found
+
+    def _mean_loss(self, trained: Named, kept: Named, *example: Tensor) -> Tensor:
+        if len(example[0]) == 1:
+            return self._loss_of(trained, kept, *(part[0] for part in example))
+        in_dims = (None, None, *(0 for _ in example))
+        return vmap(self._loss_of, in_dims, randomness="different")(trained, kept, *example).mean()
+
+    def _loss_of(self, trained: Named, kept: Named, *copy: Tensor) -> Tensor:
+        *inputs, target = (part.unsqueeze(0) for part in copy)
+        return self._loss(
+            functional_call(self._called, {**self._frozen, **kept, **trained}, tuple(inputs)), target
+        ).sum()
+
+    def begin(self, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Copies of the values of `trained`, for the calls of one round; all processes over which they are spread do this."""
+        self._versions = {name: p._version for name, p in self._model.named_parameters()}
+        spread = any(isinstance(p, DTensor) for p in self._model.parameters())
+        self._called, self._frozen = self._model, {}
+        if spread:
+            if self._structure is None:
+                raise ValueError(
+                    "the model is in fully_shard already: make PrivateGradient with group= before, and then shard"
+                )
+            for module, structure in zip(self._model.modules(), self._structure.modules(), strict=True):
+                structure.training = module.training
+            self._called = self._structure
+            self._frozen = {name: _whole(p) for name, p in self._model.named_parameters() if name not in trained}
+        return {name: _whole(p).clone() for name, p in trained.items()}
+
+    def _kept(self) -> dict[str, Tensor]:
+        """Copies of the buffers."""
+        return {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+
+    def _refuse_changed(self, copies: Named) -> None:
+        changed = [name for name, value in copies.items() if value._version]
+        changed += [name for name, p in self._model.named_parameters() if p._version != self._versions[name]]
+        if changed:
+            raise ValueError(
+                f"the model writes to {changed[0]!r} in a forward pass, which would carry an example into those that follow: put "
+                "the layer in eval mode, or take one that keeps nothing (GroupNorm in the place of BatchNorm, an embedding "
+                "without max_norm)"
+            )
+
+
+def _whole(value: Tensor) -> Tensor:
+    """All of a tensor that may be spread over processes, which then do this together."""
+    found: Tensor = value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
+    return found
+
+
+def as_spread(value: Tensor, like: Tensor) -> Tensor:
+    """`value`, which every process has all of, spread as `like` is."""
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _without_parameters(model: nn.Module) -> nn.Module:
+    """A copy of the model whose parameters and buffers have no values, and take no memory."""
+    empty: dict[int, Tensor] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()
+    }
+    empty |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    return copy.deepcopy(model, empty)

@@ -1,0 +1,163 @@
+"""Commands from dataclasses: a field is an option or an argument, as its annotation says, and the docstring is the help.
+
+On Click alone. What a command does is imported when it is called, so that its help costs next to nothing.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import click
+
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup
+
+
+class Option:
+    """What the command line says of a field: `Annotated[int, Option(help="…")]` is `--name-of-the-field`.
+
+    Args:
+        names: the option's, where they are not made of the field's.
+        help: one or two sentences.
+        min: the least of a whole number.
+        check: called with the value that was given, returns the one that is taken.
+        settings: passed on to Click, such as `metavar` and `type`.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        help: str = "",
+        min: int | None = None,
+        check: Callable[[Any], Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.names, self.help, self.min, self.check, self.settings = names, help, min, check, settings
+
+
+class Argument(Option):
+    """As `Option`, for a field that is given by its place."""
+
+
+class WholeNumber(click.types.IntParamType):
+    """A whole number of at least `least`, written 1000000, 1e6 or 1_000_000."""
+
+    name = "integer"
+
+    def __init__(self, least: int | None) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number. Raises click.BadParameter for a fraction, and for one that is too small."""
+        number = _whole(value)
+        if number is None:
+            self.fail(f"a whole number such as 1000 or 1e6, got {value!r}", param, ctx)
+        if self.least is not None and number < self.least:
+            self.fail(f"a whole number of at least {self.least}, got {number}", param, ctx)
+        return number
+
+
+def _whole(text: str | int) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    exact = number.is_integer() and abs(number) <= 2**53  # what is larger must be written out
+    return int(number) if exact else None
+
+
+class _DescribedArgument(click.Argument):
+    """An argument that is in the help, as options are."""
+
+    def __init__(self, *args: Any, help: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.meaning = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        return self.make_metavar(ctx), self.meaning
+
+
+def command(name: str | None, options: type, run: Callable[[Any], int | None]) -> CarefulCommand:
+    """The command `name`: what is typed becomes an `options`, a dataclass, and `run` is called with it.
+
+    What `run` returns is the exit code; None is 0.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    own = [_parameter(each.name, hints[each.name], each.default) for each in fields(options)]
+    own.sort(key=lambda parameter: not parameter.required)
+    return CarefulCommand(
+        name,
+        params=own,
+        help=inspect.cleandoc(options.__doc__ or ""),
+        callback=lambda **values: run(options(**values)),
+    )
+
+
+def of_function(function: Callable[..., None], name: str | None = None) -> CarefulCommand:
+    """The command whose options are the parameters of `function`; for one that is a dataclass, its fields."""
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    shared: Any = tuple(each.annotation for each in parameters if is_dataclass(each.annotation))
+    own = {each.name: each for each in parameters if each.annotation not in shared}
+    options = make_dataclass(
+        function.__name__,
+        [(each.name, each.annotation, field(default=_default(each))) for each in own.values()],
+        bases=shared,
+        namespace={"__doc__": function.__doc__},
+        frozen=True,
+        kw_only=True,
+    )
+
+    def run(given: Any) -> None:
+        function(*[given] * len(shared), **{name: getattr(given, name) for name in own})
+
+    return command(name, options, run)
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    return MISSING if parameter.default is inspect.Parameter.empty else parameter.default
+
+
+def group_of(functions: Mapping[str, Callable[..., None]], *, help: str) -> CarefulGroup:
+    """Commands by their names, each of a function."""
+    return CarefulGroup(commands={name: of_function(function, name) for name, function in functions.items()}, help=help)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> click.Parameter:
+    annotated, about = get_args(annotation) if get_origin(annotation) is Annotated else (annotation, Option())
+    [kind] = [each for each in get_args(annotated) if each is not NoneType] if _is_optional(annotated) else [annotated]
+    several = get_origin(kind) is list
+    if several:
+        [kind] = get_args(kind)
+    settings: dict[str, Any] = {"type": _type(kind, about.min), "required": default is MISSING, "help": about.help}
+    if default is not MISSING:
+        settings["default"] = default
+    if several or about.check:
+        settings["callback"] = lambda ctx, parameter, value: (about.check or _as_list)(value)
+    if isinstance(about, Argument):
+        return _DescribedArgument([name], nargs=-1 if several else 1, **settings | about.settings)
+    names = [name, *(about.names or [f"--{name.replace('_', '-')}"])]
+    if kind is bool:
+        settings |= {"is_flag": True}
+    elif default not in (MISSING, None, ""):
+        settings |= {"show_default": True}
+    return click.Option(names, multiple=several, **settings | about.settings)
+
+
+def _is_optional(annotated: Any) -> bool:
+    return NoneType in get_args(annotated)
+
+
+def _as_list(value: Sequence[Any]) -> list[Any] | None:
+    return list(value) or None
+
+
+def _type(kind: Any, least: int | None) -> Any:
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    return {int: WholeNumber(least), Path: click.Path(path_type=Path)}.get(kind, kind)

@@ -1,0 +1,203 @@
+"""What remembers which rounds were opened or released is emptied, made anew, taken from another key, or open to others."""
+
+import grp
+import os
+import pwd
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from keeper_openings import agreement_of
+
+from fedcgd import DPSGD, NoiseKey, Participation, Plan
+from fedcgd.keepers import Keeper, KeeperKey, Keepers, NodeTurns
+from fedcgd.keepers.record import read, record_file
+from fedcgd.ledger import Ledger
+
+PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+
+
+def a_run(folder: Path) -> None:
+    """Opens the ledger, with the key and its register, and releases the round that comes next."""
+    key = NoiseKey.from_file(folder / "noise.key", create=True)
+    with Ledger.open(folder / "run.db", plan=PLAN, configuration={}, key=key) as ledger:
+        run = ledger.resume()
+        attempt = ledger.plan_round(run.round, [f"user-{run.round}"])
+        nonce = key.nonce_of(ledger.stream_id, np.arange(3), earlier=run.nonces, attempt=attempt)
+        ledger.record_aggregated(run.round, attempt, nonce)
+        ledger.record_released(run.round, attempt, b"")
+
+
+def a_new_run(folder: Path) -> None:
+    """The same run without its ledger, which the register alone can notice."""
+    for path in folder.glob("run.db*"):
+        path.unlink()
+    a_run(folder)
+
+
+def a_keeper(folder: Path) -> None:
+    key = KeeperKey.from_file(folder / "keeper.key", create=True)
+    Keeper.open(folder / "keeper.key", Keepers(cards=(key.card("court"),), colluding=0)).close()
+
+
+def a_node(folder: Path) -> None:
+    with NodeTurns.open(folder / "turns.db") as turns:
+        agreement = agreement_of(Keepers.simulation(7, 3, colluding=1))
+        turns.count(agreement, 0, len(list(folder.iterdir())), [])
+
+
+RECORDS = {"noise.key.runs": a_new_run, "keeper.key.record": a_keeper, "turns.db": a_node, "run.db": a_run}
+records = pytest.mark.parametrize(("name", "use"), RECORDS.items())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "own"
+    made.mkdir(mode=0o700)
+    for use in (a_run, a_keeper, a_node):
+        use(made)
+    return made
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def touched(path: Path) -> None:
+    path.unlink()
+    path.touch(0o600)
+
+
+def without_tables(path: Path) -> None:
+    path.unlink()
+    path.touch(0o600)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("VACUUM")
+    assert path.stat().st_size
+
+
+def without_its_first_line(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM record")
+
+
+@records
+@pytest.mark.parametrize("change", [emptied, touched, without_tables, without_its_first_line])
+def test_an_emptied_record_is_refused(
+    folder: Path, name: str, use: Callable[[Path], None], change: Callable[[Path], None]
+) -> None:
+    change(folder / name)
+    for leftover in folder.glob(f"{name}-*"):
+        leftover.unlink()
+    before = (folder / name).read_bytes()
+    with pytest.raises(ValueError, match=rf"{name}.* is empty.*[Pp]ut it back"):
+        use(folder)
+    assert (folder / name).read_bytes() == before
+
+
+@pytest.mark.parametrize(("name", "use"), [("noise.key.runs", a_new_run), ("keeper.key.record", a_keeper)])
+def test_the_record_of_another_key_is_refused(
+    folder: Path, tmp_path: Path, name: str, use: Callable[[Path], None]
+) -> None:
+    """Whole, and never used: as if the key were new."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for make in (a_run, a_keeper):
+        make(other)
+    (folder / name).write_bytes((other / name).read_bytes())
+    with pytest.raises(ValueError, match=rf"{name} is not the (register|record) of"):
+        use(folder)
+
+
+@records
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_record_that_others_may_write_is_refused(
+    folder: Path, name: str, use: Callable[[Path], None], mode: int
+) -> None:
+    if name == "noise.key.runs":
+        use = a_run
+    (folder / name).chmod(mode)
+    with pytest.raises(ValueError, match=rf"{name} has mode {mode:04o}.*chmod 600"):
+        use(folder)
+    (folder / name).chmod(0o600)
+    use(folder)
+
+
+@records
+@pytest.mark.parametrize("mode", [0o702, 0o757, 0o777, 0o770])
+def test_a_record_whose_folder_others_may_write_is_refused(
+    folder: Path, name: str, use: Callable[[Path], None], mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "noise.key.runs":
+        use = a_run
+    monkeypatch.setattr("fedcgd.records._is_private_group", lambda _: False)
+    folder.chmod(mode)
+    with pytest.raises(ValueError, match=rf"is in a folder of mode {mode:04o}.*chmod go-w {folder}"):
+        use(folder)
+    folder.chmod(0o1777)  # /tmp's: nobody replaces what is another's there
+    use(folder)
+
+
+def test_a_group_of_ones_own_is_nobody_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many systems make a group for each user, and folders that it may write."""
+    folder.chmod(0o770)
+    owner = pwd.getpwuid(os.getuid()).pw_name
+    for name, members, admitted in (
+        (owner, [], True),
+        (owner, [owner], True),
+        (owner, ["eve"], False),
+        ("staff", [], False),
+    ):
+        group = SimpleNamespace(gr_name=name, gr_mem=members)
+        monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
+        with nullcontext() if admitted else pytest.raises(ValueError, match="in a folder of mode 0770"):
+            a_run(folder)
+
+
+def test_key_and_record_are_made_together(tmp_path: Path) -> None:
+    """Nobody sees a key without a record, or a record without its first line."""
+    NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    KeeperKey.from_file(tmp_path / "keeper.key", create=True)
+    names = set()
+    for name in ("noise.key", "keeper.key"):
+        (record,) = (tmp_path / f"{name}{end}" for end in (".runs", ".record") if (tmp_path / f"{name}{end}").exists())
+        assert record.stat().st_mode & 0o777 == 0o600
+        with closing(sqlite3.connect(record)) as connection:
+            [(first,)] = connection.execute("SELECT name FROM record")
+        assert first in (tmp_path / name).read_text()
+        names.add(first)
+    assert len(names) == 2
+    assert read(record_file(tmp_path / "keeper.key")).openings == ()
+    # A later key of the register goes on with it: it remembers the runs of the key before.
+    (tmp_path / "noise.key").unlink()
+    NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    assert names & set((tmp_path / "noise.key").read_text().replace(",", "").split())
+
+
+def test_a_key_of_an_earlier_version_goes_on_with_its_record(folder: Path) -> None:
+    """It says that it has one, and not which; the record has no name in a first line."""
+    for name, use in (("noise.key.runs", a_run), ("keeper.key.record", a_keeper)):
+        record = folder / name
+        key = record.with_suffix("")
+        line = "# made together with a register of its runs, in a file beside it: keep the two together"
+        key.write_text(f"{key.read_text().split()[0]}\n{line}\n")
+        with closing(sqlite3.connect(record)) as connection:
+            connection.execute("DROP TABLE record")
+        use(folder)
+        touched(record)
+        with pytest.raises(ValueError, match="is empty"):
+            use(folder)
+        record.unlink()
+        with pytest.raises(ValueError, match="is not there"):
+            use(folder)
+
+
+def test_a_key_is_not_made_beside_an_emptied_record(tmp_path: Path) -> None:
+    (tmp_path / "noise.key.runs").touch(0o600)
+    with pytest.raises(ValueError, match=r"noise\.key\.runs, .*is empty.*delete it if no key was used with it"):
+        NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    assert not (tmp_path / "noise.key").exists()

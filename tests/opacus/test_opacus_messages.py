@@ -1,0 +1,175 @@
+"""What goes wrong is said in words of the program, before anything is changed, and not by whichever line breaks first."""
+
+import pytest
+import torch
+from accelerate import Accelerator
+from central_runs import Run, examples
+from opacus.layers import DPMultiheadAttention
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus import CorrelatedPrivacyEngine
+
+MODES = ["hooks", "functorch", "ghost"]
+
+
+def private(model, optimizer, **options):
+    return CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
+        module=model, optimizer=optimizer, data_loader=DataLoader(examples(8), batch_size=4), max_grad_norm=1.0,
+        noise_multiplier=1.0, epochs=1, target_delta=1e-5, **{"mechanism": "dp-sgd", "sampling": "none", **options},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_penalty_on_gradients(mode, monkeypatch):
+    run = Run(monkeypatch, model=nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)), mode=mode)
+    inputs, targets = next(iter(run.loader))
+    loss = functional.cross_entropy(run.module(inputs.requires_grad_()), targets)
+    (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="a second backward pass through one forward pass of a Linear"):
+        (loss + slope.square().sum()).backward()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_second_backward_pass(mode, monkeypatch):
+    run = Run(monkeypatch, mode=mode)
+    inputs, targets = next(iter(run.loader))
+    loss = functional.cross_entropy(run.module(inputs), targets)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="Add losses up before one backward pass"):
+        loss.backward()
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 1)
+
+    def forward(self, inputs):
+        return self.first(inputs), self.second(inputs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cured", [False, True])
+def test_a_head_that_the_loss_leaves_out(cured, mode, monkeypatch):
+    run = Run(monkeypatch, model=Heads(), mode=mode, epochs=1)
+
+    def step(batch):
+        first, second = run.module(batch[0])
+        (run.loss(first, batch[1]) + (0 * second.sum() if cured else 0)).backward()
+        run.optimizer.step()
+
+    if cured:
+        run.train(step)
+        assert run.released == 3
+    else:
+        with pytest.raises(
+            RuntimeError, match=r"leaves out what 'second\.weight' gives, add 0 \* the sum of that to the loss"
+        ):
+            run.train(step)
+
+
+def test_a_checkpoint_of_another_optimizer_changes_nothing(tmp_path, monkeypatch):
+    run = Run(monkeypatch, epochs=1)
+    run.train()
+    run.engine.save_checkpoint(path=tmp_path / "run.pt", module=run.module, optimizer=run.optimizer)
+    engine, model = CorrelatedPrivacyEngine(NoiseKey.simulation(1)), nn.Linear(6, 3)
+    module, optimizer, _ = engine.make_private(
+        module=model, optimizer=torch.optim.Adam(model.parameters()), data_loader=DataLoader(run.data, batch_size=4),
+        plan=run.plan,
+    )  # fmt: skip
+    before = model.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"optimizer is of another kind, .*\(one of them has amsgrad, betas"):
+        engine.load_checkpoint(path=tmp_path / "run.pt", module=module, optimizer=optimizer)
+    assert engine.accountant.released == 0
+    assert torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("with_loader", [False, True])
+def test_accelerate_before_the_engine(with_loader):
+    accelerator, model = Accelerator(cpu=True), nn.Linear(6, 3)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match=r"call make_private first, and then prepare\(module, optimizer\)"):
+        private(model, optimizer)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_another_dtype_afterwards(after, monkeypatch):
+    run = Run(monkeypatch)
+    batches = iter(run.loader)
+    for _ in range(after):
+        run.step(next(batches))
+    run.module.double()
+    inputs, targets = next(batches)
+    run.backward((inputs.double(), targets))
+    with pytest.raises(RuntimeError, match="of another dtype since"):
+        run.optimizer.step()
+    assert run.released == after
+
+
+@pytest.mark.parametrize("name", ["lambda-cgd", "band-inv-mf"])
+def test_a_mechanism_without_its_number(name):
+    model = nn.Linear(6, 3)
+    with pytest.raises(
+        ValueError, match=rf"make_private_with_epsilon\(mechanism='{name}', target_epsilon=…\) chooses it"
+    ):
+        private(model, torch.optim.SGD(model.parameters(), lr=0.1), mechanism=name)
+
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag, self.out = nn.EmbeddingBag(10, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return self.out(self.bag(inputs.long().abs() % 10))
+
+
+def test_bags_without_offsets():
+    model = Bag()
+    module, _, loader = private(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for inputs, targets in loader:
+        loss = functional.cross_entropy(module(inputs), targets)
+        with pytest.raises(RuntimeError, match=r"take nn\.Embedding, and the mean or sum"):
+            loss.backward()
+        break
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.out = DPMultiheadAttention(6, 1, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        x = inputs[:, None].expand(-1, 4, -1)
+        return self.out(self.attention(x, x, x)[0].mean(1))
+
+
+def test_attention_of_no_rows():
+    model = Attention()
+    module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(examples(8), batch_size=1),
+        max_grad_norm=1.0, noise_multiplier=1.0, epochs=1, target_delta=1e-5, mechanism="dp-sgd", sampling="poisson",
+    )  # fmt: skip
+    empty = 0
+    for inputs, targets in loader:
+        if len(inputs):
+            functional.cross_entropy(module(inputs), targets).backward()
+        else:
+            empty += 1
+            with pytest.raises(RuntimeError, match=r"call optimizer.step\(\) alone where the loader gives one"):
+                module(inputs)
+        optimizer.step()
+    assert empty
+
+
+def test_an_average_of_the_private_module(monkeypatch):
+    """torch's copy of the module is no part of the run: it may be called, and averages what is released."""
+    run = Run(monkeypatch)
+    average = torch.optim.swa_utils.AveragedModel(run.module)
+    run.train(then=lambda: average.update_parameters(run.module))
+    average(run.data.tensors[0]).sum().backward()
+    assert run.released == 3
+    assert not any(hasattr(p, "grad_sample") and p.grad_sample is not None for p in run.model.parameters())
