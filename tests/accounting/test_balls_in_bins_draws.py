@@ -16,6 +16,7 @@ from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.balls_in_bins.remove import remove_bound
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.secret_rounds import search
+from fedcgd.accounting.secret_rounds.add import AddDirection, draw_log_ratios
 from fedcgd.accounting.secret_rounds.remove import RemoveSampler
 from fedcgd.accounting.secret_rounds.search import Question
 
@@ -180,9 +181,11 @@ def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float
 
 
 def test_adding_needs_no_draws_where_a_bound_without_is_enough() -> None:
-    question = Question(Bins(np.eye(40) + 0.01), BinLaw(40))
-    pilot = question.at(0.5, 3.0).pilot(1, 1e-9)
-    assert pilot is not None
-    direction, _ = pilot.adding
-    assert direction.proven
-    assert direction.confirm(pilot.ratios) == question.law.adding(question.columns, 0.5, 3.0)
+    bins, law = Bins(GRAM), BinLaw(3)
+    ratios = draw_log_ratios(bins, law.likelihood(bins, 0.5), 0.5, 1000, (1, 0))
+    drawn = AddDirection.of(ratios, 1.0, 1000, 1e-9)
+    assert not drawn.proven
+    less, more = drawn.expected / 2, drawn.expected * 2
+    assert AddDirection.of(ratios, 1.0, 1000, 1e-9, less).confirm(ratios) == less
+    assert AddDirection.of(ratios, 1.0, 1000, 1e-9, more) == drawn
+    assert law.adding(bins, 0.5, 1.0) == add_bound(GRAM / 0.25, 1.0)
