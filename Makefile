@@ -32,7 +32,7 @@ simulate: $(VENV)/installed
 # A process a core, four at most: each takes a gigabyte.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 test: $(VENV)/installed
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not long'
 
 # The tests that `test` leaves out because they take long, after it.
 test-all: test
@@ -58,7 +58,7 @@ test-newest:
 	$(PYTHON) -m venv $(VENV)-newest
 	$(VENV)-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
 	$(VENV)-newest/bin/python tools/versions.py
-	$(VENV)-newest/bin/python -m pytest $(PARALLEL) -m 'not slow' --foreign-warnings
+	$(VENV)-newest/bin/python -m pytest $(PARALLEL) --foreign-warnings
 
 test-oldest:
 	$(PYTHON) -m venv $(VENV)-oldest
@@ -68,7 +68,7 @@ test-oldest:
 	$(VENV)-oldest/bin/python -m pip install --quiet -r $(VENV)-oldest/oldest.txt
 	$(VENV)-oldest/bin/python -m pip install --quiet --no-deps --editable .
 	$(VENV)-oldest/bin/python tools/versions.py
-	$(VENV)-oldest/bin/python -m pytest $(PARALLEL) -m 'not slow' --foreign-warnings
+	$(VENV)-oldest/bin/python -m pytest $(PARALLEL) --foreign-warnings
 
 # The numeric tests as other processors compute, by the instructions that this one has.
 test-processors: $(VENV)/installed

@@ -26,6 +26,29 @@ TaskIdentity.task_id = 1
 TaskIdentity.run_id = 1
 TaskIdentity.node_id = 1
 
+LONG = {
+    "curvature/test_curvature_measure.py": "measures losses",
+    "experiments": "studies: they are not installed",
+    "optimisation/test_optimisation_peers.py": "errors of other libraries' mechanisms; σ is that of whatever was found",
+    "project/test_documentation_site.py": "pages and pictures",
+    "project/test_example_flower.py": "programs to copy, trained until they learn",
+    "project/test_example_language.py": "programs to copy, trained until they learn",
+    "project/test_examples.py": "programs to copy, trained until they learn",
+    "simulations": "a program that is not installed",
+}
+"""Files and folders that `make test` leaves out, and why no ε of a run depends on them. So it does with the tests that start Ray,
+a SuperLink or processes to kill."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    path = item.path.relative_to(Path(__file__).parent)
+    if (
+        not LONG.keys().isdisjoint(map(str, (path, *path.parents)))
+        or path.stem.endswith("_kills")
+        or item.get_closest_marker("flower")
+    ):
+        item.add_marker("long")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -34,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    assert all((Path(__file__).parent / place).exists() for place in LONG), "a place of LONG is gone"
     if config.getoption("--foreign-warnings"):
         config.addinivalue_line("filterwarnings", "default")
         config.addinivalue_line("filterwarnings", "error:::fedcgd")

@@ -241,7 +241,7 @@ CHECKS: dict[str, tuple[Callable[[Installed], None], ...]] = {
     "base": (readme, keepers),
     "flower": (numpy_run, readme),
     "plots": (plots,),
-    "torch": (curvature,),
+    "torch": (curvature, readme),
     "opacus": (readme,),
 }
 EVERYWHERE = (help_and_examples, wrong_uses, modules, ledger)

@@ -49,7 +49,7 @@ def main() -> int:
     features = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
     # NumPy refuses to switch off what the processor has not.
     loops = subprocess.run([sys.executable, "-c", LOOPS], capture_output=True, text=True, check=True).stdout.split()
-    tests = sys.argv[1:] or [f"tests/{folder}" for folder in FOLDERS]
+    tests = sys.argv[1:] or ["-m", "not slow and not long", *(f"tests/{folder}" for folder in FOLDERS)]
     failed = []
     for needed, kernel, kept, capability, isa, threads in CONFIGURATIONS:
         if not needed <= features:

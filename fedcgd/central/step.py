@@ -90,8 +90,7 @@ class PrivateGradient:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a fedcgd.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
         self.plan = plan
-        self.round = 0
-        """The round of the next call, from 0; `plan.participation.rounds` after the last."""
+        self._round = 0
         self._model, trained = model, _trained(model)
         self._shapes = [(name, p.shape) for name, p in trained.items()]
         self._sizes = [p.numel() for p in trained.values()]
@@ -100,6 +99,7 @@ class PrivateGradient:
         self._device, size = next(iter(trained.values())).device, sum(self._sizes)
         self._gradients = ExampleGradients(model, loss, spread=group is not None)
         self._examples = Examples(data, transform, augmentation_multiplicity, self._device)
+        self._batches = Batches(plan.participation, len(data), lambda: self._secret)
         self._ranks = ranks = Ranks(group)
         settings = {"kind": "central", "examples": len(data), "parameters": size}
         ranks.agree({"plan and data": (repr(plan), settings), "the key": key.fingerprint, "parameters": self._shapes})
@@ -111,7 +111,6 @@ class PrivateGradient:
             plan, key, size, record=record, configuration=settings, device=self._device, ranks=ranks
         )
         self._secret = key.choices_of(self._releases.run)
-        self._batches = Batches(plan.participation, len(data), self._secret)
         most = math.ceil(self._batches.planned_size / ranks.count) if group is not None else _MOST_AT_ONCE
         self._micro_batch = micro_batch or max(1, min(most, _MOST_AT_ONCE, CHUNK_ENTRIES // size))
         self._noiseless, self._clip_norm = plan.noiseless, plan.clip_norm
@@ -129,22 +128,22 @@ class PrivateGradient:
         released = self._release(trained)
         if released is None:
             warnings.warn(
-                f"round {self.round} is on record, and computing it again gave another sum (another model or data set, or an "
-                f"operation that is not deterministic): rounds {self.round} … {self._releases.count - 1} stay released, with "
+                f"round {self._round} is on record, and computing it again gave another sum (another model or data set, or an "
+                f"operation that is not deterministic): rounds {self._round} … {self._releases.count - 1} stay released, with "
                 "their part of ε, and training goes on after them",
                 stacklevel=2,
             )
-            self.round = self._releases.count
+            self._round = self._releases.count
             released = self._release(trained)
         assert released is not None
         mean = torch.split(released.to(torch.float64) * self._scale, self._sizes)
         for p, part in zip(trained.values(), mean, strict=True):
             p.grad = as_spread(part.view(p.shape).to(p.dtype), p)
-        self.round += 1
+        self._round += 1
 
     def _release(self, trained: dict[str, nn.Parameter]) -> Tensor | None:
         """The noised sum of the next round; None if that is on record with another sum."""
-        if self.round >= self.plan.participation.rounds:
+        if self._round >= self.plan.participation.rounds:
             raise RuntimeError(
                 f"all {self.plan.participation.rounds} rounds of the plan are released, and no more are accounted for: plan for "
                 "more rounds, in another run"
@@ -154,8 +153,8 @@ class PrivateGradient:
                 "the parameters that are trained are not those of the first step (frozen, unfrozen or replaced since), and the "
                 "plan's clip norm is for these: make another PrivateGradient, with a plan of its own, for another phase"
             )
-        rows = self._batches.rows(self.round)
-        seed = hashlib.sha256(self._secret + f"fedcgd randomness {self.round}".encode()).digest()
+        rows = self._batches.rows(self._round)
+        seed = hashlib.sha256(self._secret + f"fedcgd randomness {self._round}".encode()).digest()
         total = torch.zeros(
             sum(self._sizes), dtype=torch.float64 if self._noiseless else torch.int64, device=self._device
         )
@@ -167,8 +166,8 @@ class PrivateGradient:
                 with seeded(seed, f"model {start}", self._device):
                     parts = self._gradients(values, examples)
                 self._add_clipped(total, parts)
-        self._ranks.agree({"the round": self.round, "the size of micro-batches": self._micro_batch})
-        return self._releases.release(total, self.round, rows)
+        self._ranks.agree({"the round": self._round, "the size of micro-batches": self._micro_batch})
+        return self._releases.release(total, self._round, rows)
 
     def _add_clipped(self, total: Tensor, parts: list[Tensor]) -> None:
         """total += Σ_i min(1, ζ/‖g_i‖)·g_i, each rounded towards zero to the lattice; without noise as it is, in float64."""
@@ -181,6 +180,11 @@ class PrivateGradient:
         parts = [part.float() if part.dtype.itemsize < 4 else part for part in parts]
         wanted = torch.ones(len(parts[0]), dtype=torch.bool, device=total.device)
         add_clipped_rows(total, parts, wanted, self._clip_norm, self._releases.lattice)
+
+    @property
+    def round(self) -> int:
+        """The round of the next call, from 0; `plan.participation.rounds` after the last."""
+        return self._round
 
     def guarantee(self) -> Guarantee:
         """An upper bound on ε of the rounds released so far, at the plan's δ; adjacency: zero out one example.
@@ -200,7 +204,7 @@ class PrivateGradient:
                 "a run without record= cannot go on in another process: nothing would say which rounds were released after the "
                 "checkpoint. Give PrivateGradient the path of a ledger"
             )
-        return {"run": self._releases.run, "round": self.round}
+        return {"run": self._releases.run, "round": self._round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`, with the model and the optimizer that were saved with it.
@@ -220,7 +224,7 @@ class PrivateGradient:
                 f"the checkpoint is of round {state['round']}, and the record has {self._releases.count} rounds: it is an older "
                 "copy. Put the latest one back"
             )
-        self.round = int(state["round"])
+        self._round = int(state["round"])
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -28,7 +28,7 @@ from fedcgd_experiments.runner import NEVER, Deadline, Trainer, carry_out, withi
 from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Study
 from fedcgd_experiments.tables import Found, accuracy, fill, point_class
-from fedcgd_experiments.training import outcome, planned_rates, training
+from fedcgd_experiments.training import outcome, planned_rates, training, widened
 from fedcgd_simulations.commands import group_of
 
 console = Console()
@@ -97,7 +97,9 @@ def train_command(
     steps: Annotated[int, Option(help="rounds of an epoch")] = 20,
     learning_rate: Annotated[
         list[float] | None,
-        Option(help="repeat it to choose by validation; default: half, once and twice what theory expects to be best"),
+        Option(
+            help="repeat it to choose by validation; default: half, once and twice what theory expects, and on where that is best"
+        ),
     ] = None,
     momentum: float = 0.9,
     schedule: Annotated[Schedule, Option(help="of the rate")] = "linear",
@@ -126,8 +128,15 @@ def train_command(
         epochs=epochs, learning_rate=1.0, momentum=momentum, schedule=schedule, clip_norm=clip_norm, seed=0,
     )  # fmt: skip
     rates = {one: learning_rate or planned_rates(replace(point, epsilon=one), trainer) for one in sorted(epsilon)}
-    study, found = training(point, rates, seeds), Results(results / f"{task}-{model}.jsonl")
-    done = carry_out(study, found, trainer, processes=processes or os.cpu_count() or 1, console=console, late=late)
+    found, at_once = Results(results / f"{task}-{model}.jsonl"), processes or os.cpu_count() or 1
+    while not learning_rate:  # until the best of the planned rates lies between others
+        study = training(point, rates, seeds=0)
+        done = carry_out(study, found, trainer, processes=at_once, console=console, late=late)
+        before, rates = rates, widened(study, rates, found.rows())
+        if done.failures or done.left or rates == before:
+            break
+    study = training(point, rates, seeds)
+    done = carry_out(study, found, trainer, processes=at_once, console=console, late=late)
     click.echo(outcome(study, found.rows()), nl=False)
     _end(list(done.failures), done.left)
 

@@ -17,6 +17,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedcgd.central import PrivateGradient
 from fedcgd.clipping.flat_models import layout
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Vector
@@ -41,7 +42,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 OPACUS = ("opacus", 1)
 _EPOCH = 50  # steps; an epoch begins with a look at rows of the data set
 _ROUNDS = 2000  # more than are timed; a plan tries as many before it takes a mechanism that is not fedcgd's
-VARIANTS = [("dp-sgd", 1), *((noise, bands) for noise in ("replay", "cpu-buffer") for bands in (2, 4, 16))]
+VARIANTS = [
+    ("dp-sgd", 1),
+    ("pure", 1),
+    ("pure", 2),
+    *((noise, bands) for noise in ("replay", "cpu-buffer") for bands in (2, 4, 16)),
+]
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ def inputs_for(model: str, examples: int) -> Tensor:
 
 
 def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: int, mode: str) -> Callable[[], None]:
-    """One training step of `batch` examples, at most `physical` at once; `noise` "opacus" is Opacus' own, which is DP-SGD's."""
+    """One training step of `batch` examples, at most `physical` at once; "opacus" is all Opacus', "pure" the pure step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model = MODELS[name]().to(device)
@@ -82,6 +88,24 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
         "data_loader": DataLoader(TensorDataset(torch.zeros(batch * _EPOCH)), batch_size=batch),
         "grad_sample_mode": mode,
     }
+    plan = Plan(
+        mechanism=mechanism,
+        participation=Participation(rounds=_ROUNDS),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+    if noise == "pure":
+        gradient = PrivateGradient(
+            model, nn.CrossEntropyLoss(), TensorDataset(inputs, targets), plan, key=NoiseKey.generate()
+        )
+
+        def pure() -> None:
+            gradient()
+            given["optimizer"].step()
+            given["optimizer"].zero_grad()
+
+        return pure
     if noise == "opacus":
         private = PrivacyEngine().make_private(
             **given,
@@ -91,13 +115,6 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
             poisson_sampling=False,
         )
     else:
-        plan = Plan(
-            mechanism=mechanism,
-            participation=Participation(rounds=_ROUNDS),
-            clip_norm=1.0,
-            noise_multiplier=1.0,
-            delta=1e-5,
-        )
         private = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private(
             **given, plan=plan, noise="cpu-buffer" if noise == "cpu-buffer" else "replay"
         )

@@ -11,11 +11,13 @@ from fedcgd.planning.theory import expected_outcome
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, mechanism_of
 from fedcgd_experiments.comparison import tuned
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
-from fedcgd_experiments.results import Row, claims
-from fedcgd_experiments.study import Study, Values
+from fedcgd_experiments.results import Row, claims, known
+from fedcgd_experiments.study import Study, Values, best
 from fedcgd_experiments.tables import spread
 from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.tasks import get_task
+
+_MOST_RATES = 10
 
 
 def training(point: CentralPoint, rates: Mapping[float, Sequence[float]], seeds: int) -> Study:
@@ -61,6 +63,23 @@ def planned_rates(point: CentralPoint, trainer: CentralTrainer) -> list[float]:
     sigma = claim(point.setup)["noise_multiplier"]
     best = expected_outcome(recipe, mechanism_of(point.setup), sigma, landscape).learning_rate / point.clip_norm
     return [float(f"{factor * best:.3g}") for factor in (0.5, 1, 2)]
+
+
+def widened(study: Study, rates: Mapping[float, Sequence[float]], rows: Sequence[Row]) -> dict[float, Sequence[float]]:
+    """`rates`, and one more at an end at which validation found the best of some ε; as they are where none lies at an end."""
+    accuracies, [arm] = known(rows, CentralPoint), study.arms
+    ends = {-1: False, 1: False}
+    for setting in study.settings:
+        chosen = best(study, arm, setting, accuracies)
+        mine = rates[setting["epsilon"]]
+        if chosen and len(mine) < _MOST_RATES:
+            rate = chosen[0].learning_rate  # type: ignore[attr-defined]
+            ends[-1] |= rate == min(mine)
+            ends[1] |= rate == max(mine)
+    return {
+        epsilon: [*([min(mine) / 2] if ends[-1] else []), *mine, *([2 * max(mine)] if ends[1] else [])]
+        for epsilon, mine in rates.items()
+    }
 
 
 def outcome(study: Study, rows: Sequence[Row]) -> str:

@@ -21,7 +21,7 @@ def decoded(name: str, sources: Iterable[Path], load: Callable[[], Data]) -> Dat
 
     Args:
         name: of the task and how it is prepared.
-        sources: the files and folders that it is read from, and the code that reads it; of other sizes or times, it is read anew.
+        sources: the files and folders that it is read from, and the code that reads it; where they changed, it is read anew.
         load: makes the data; it names no users.
 
     Returns:
@@ -62,8 +62,14 @@ def _write(data: Data, folder: Path) -> None:
 
 
 def _digest(sources: Iterable[Path]) -> str:
-    stamps = sorted((str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in _files(sources))
-    return hashlib.sha256(repr(stamps).encode()).hexdigest()[:24]
+    """Of where data lie, their sizes and times; of code, of what it says."""
+    stamps = sorted(
+        path.read_text(encoding="utf-8")
+        if path.suffix == ".py"
+        else f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
+        for path in _files(sources)
+    )
+    return hashlib.sha256("\0".join(stamps).encode()).hexdigest()[:24]
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:

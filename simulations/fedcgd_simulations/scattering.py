@@ -29,7 +29,8 @@ def features(images: Tensor, angles: int) -> Tensor:
         Shape (pictures, channels·(1 + 2L + L²)·height/4·width/4).
     """
     parts = [
-        functional.group_norm(scattering(batch, angles), GROUPS[angles]).flatten(1) for batch in images.split(_BATCH)
+        functional.group_norm(scattering(batch, angles), GROUPS[angles]).flatten(1)
+        for batch in torch.split(images, _BATCH)
     ]
     return torch.cat(parts)
 
@@ -51,7 +52,8 @@ def scattering(images: Tensor, angles: int) -> Tensor:
     def smoothed(rows: Tensor) -> Tensor:
         spectrum = torch.fft.fft2(rows) * smooth  # to keep every fourth pixel is to fold its frequencies
         folded = spectrum.unflatten(-1, (step, -1)).unflatten(-3, (step, -1)).mean((-2, -4))
-        return torch.fft.ifft2(folded).real[..., 1:-1, 1:-1]
+        pixels: Tensor = torch.fft.ifft2(folded).real
+        return pixels[..., 1:-1, 1:-1]
 
     first = torch.fft.ifft2(torch.fft.fft2(x)[:, :, None, None] * wavelets).abs()  # …, J, L, height, width
     orders = [x[:, :, None], first.flatten(2, 3)]

@@ -198,15 +198,71 @@ def test_a_checkpoint_of_another_run_or_ahead_of_its_record_is_refused(tmp_path)
         first.step.load_state_dict({**first.step.state_dict(), "round": -1})
 
 
-def test_without_a_record_nothing_goes_on(sums):
+def test_without_a_record_a_round_that_was_interrupted_is_lost(sums, monkeypatch):
+    """It is released, and not again: nobody could tell whether the sum is the same."""
     process = Process(None)
-    process.step()
     with pytest.raises(RuntimeError, match="without record="):
         process.step.state_dict()
-    process.step.round = 0  # as somebody might who wants the round again
+    split = torch.split
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "split", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        process.step()
+    monkeypatch.setattr(torch, "split", split)
     with pytest.warns(UserWarning, match="round 0 is on record"):
         process.step()
     assert [round for round, _ in sums] == [0, 1]
+    assert process.step.round == 2
+
+
+def test_with_a_record_it_is_the_same_release(tmp_path, sums, monkeypatch):
+    process = Process(tmp_path / "run.db")
+    split = torch.split
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "split", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        process.step()
+    monkeypatch.setattr(torch, "split", split)
+    process.train()
+    assert len(sums) == ROUNDS
+    assert torch.equal(Process(tmp_path / "run.db").train(), process.train())
+
+
+def test_the_same_run_begins_once_and_another_one_is_reported(tmp_path):
+    def key():
+        return NoiseKey.from_file(tmp_path / "noise.key", create=True)
+
+    Process(tmp_path / "a.db", key=key()).train(2)
+    with pytest.raises(ValueError, match="began the same run"):
+        Process(tmp_path / "b.db", key=key())
+    fewer = TensorDataset(*(part[:23] for part in data().tensors))
+    with pytest.warns(UserWarning, match="1 earlier run has"):
+        Process(tmp_path / "b.db", key=key(), data=fewer)
+
+
+def test_too_few_examples_leave_no_ledger(tmp_path):
+    with pytest.raises(ValueError, match="2 examples are too few"):
+        Process(tmp_path / "run.db", data=TensorDataset(torch.zeros(2, 5), torch.zeros(2, dtype=torch.long)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_is_not_copied(tmp_path):
+    """Two copies would release the same rounds."""
+    with pytest.raises(TypeError):
+        copy.deepcopy(Process(tmp_path / "run.db").step)
+    with pytest.raises(TypeError):
+        copy.deepcopy(Process(None).step)
+
+
+def test_the_round_cannot_be_set():
+    with pytest.raises(AttributeError):
+        Process(None).step.round = 3
 
 
 def test_neither_ledger_nor_checkpoint_holds_the_key(tmp_path):

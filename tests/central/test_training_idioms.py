@@ -57,10 +57,11 @@ class Own(nn.Module):
 @pytest.mark.parametrize("module", [model, Own])
 def test_the_gradients_of_copies_are_averaged_before_they_are_clipped(module):
     """Four copies that the transform made, of each example its own, whatever the order of anything."""
-    network, (inputs, targets), made = module(), examples(), []
+    network, (inputs, targets), made, drawn = module(), examples(), [], []
 
     def noisy(x, y):
-        made.append((x + torch.randn(5), y))
+        drawn.append(torch.randn(5))
+        made.append((x + drawn[-1], y))
         return made[-1]
 
     step = PrivateGradient(
@@ -78,11 +79,8 @@ def test_the_gradients_of_copies_are_averaged_before_they_are_clipped(module):
             torch.autograd.grad(cross_entropy(network(batch), labels), list(network.parameters()))
         )
     np.testing.assert_allclose(filled(network) * EXAMPLES, expected, rtol=1e-4, atol=1e-6)
-    first, made[:] = list(made), []
-    step.round = 0
-    with pytest.warns(UserWarning, match="round 0"):
-        step()
-    assert not torch.equal(first[0][0], made[-1][0])  # drawn anew in the next round
+    step()
+    assert len({tuple(one.tolist()) for one in drawn}) == len(drawn) == 2 * 4 * EXAMPLES
 
 
 def test_randomness_follows_from_the_key_and_leaves_the_programs_own_alone():
@@ -101,11 +99,18 @@ def test_randomness_follows_from_the_key_and_leaves_the_programs_own_alone():
     np.testing.assert_array_equal(*found)
 
 
-def test_dropout_draws_for_each_example_its_own():
+@pytest.mark.parametrize("micro_batch", [1, 12])
+def test_dropout_draws_for_each_example_its_own(micro_batch):
     network = nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3))
     same = torch.ones(EXAMPLES, 5), torch.zeros(EXAMPLES, dtype=torch.long)
-    PrivateGradient(network, cross_entropy, TensorDataset(*same), plan(), key=NoiseKey.simulation(1))()
-    assert len(set(network[1].weight.grad[0].tolist())) > 1
+    step = PrivateGradient(
+        network, cross_entropy, TensorDataset(*same), plan(), key=NoiseKey.simulation(1), micro_batch=micro_batch
+    )
+    step()
+    first = network[1].weight.grad
+    assert len(set(first[0].tolist())) > 2  # with one mask for all: zeros, and one number
+    step()
+    assert not torch.equal(network[1].weight.grad, first)  # and in each round
 
 
 class LowRank(nn.Module):

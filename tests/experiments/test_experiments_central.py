@@ -1,7 +1,9 @@
 """Central trainings of the experiments: what they train is what the engine trains, and their ε is the accounting's."""
 
+import math
 import re
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Descent, descent
 from fedcgd_experiments.results import Results
 from fedcgd_experiments.runner import Deadline, PausedError, carry_out
-from fedcgd_experiments.training import outcome, training
+from fedcgd_experiments.study import missing
+from fedcgd_experiments.training import outcome, training, widened
 from fedcgd_simulations.tasks import get_task
 
 POINT = CentralPoint(
@@ -247,6 +250,22 @@ def test_a_study_with_a_paused_training_is_gone_on_with(tmp_path: Path) -> None:
     assert f"{100 * row['accuracy']:.1f} % of test examples (1 seeds) at ε = 4" in outcome(study, results.rows())
 
 
+def test_rates_go_on_until_the_best_lies_between_others() -> None:
+    """The accuracy is best at 3 for ε = 1, and at .5 for ε = 2."""
+    rates: Mapping[float, Sequence[float]] = {1.0: [0.5, 1.0], 2.0: [1.0, 2.0]}
+    seen = []
+    for _ in range(6):
+        study = training(POINT, rates, seeds=0)
+        points = missing(study, {})
+        assert {point.split for point in points} == {"validation"}
+        best_at = {1.0: 3.0, 2.0: 0.5}
+        rows = [asdict(p) | {"accuracy": 1 - abs(math.log(p.learning_rate / best_at[p.epsilon])) / 10} for p in points]
+        rates = widened(study, rates, rows)
+        seen.append([min(rates[2.0]), max(rates[1.0])])
+    assert seen[-1] == seen[-2] == [0.25, 8.0]
+    assert rates == {1.0: [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0], 2.0: [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]}
+
+
 def test_one_training_is_one_command_and_its_rates_surround_what_theory_expects(tmp_path: Path) -> None:
     words = ["train", "digits", "softmax", "lambda-cgd:0.9", "--epsilon", "8", "--epsilon", "2", "--epochs", "4",
              "--steps", "7", "--seeds", "2", "--results", str(tmp_path)]  # fmt: skip
@@ -258,8 +277,10 @@ def test_one_training_is_one_command_and_its_rates_surround_what_theory_expects(
     for epsilon in (2.0, 8.0):
         mine = [row for row in rows if row["epsilon"] == epsilon]
         tried = sorted(row["learning_rate"] for row in mine if row["split"] == "validation")
-        assert tried == pytest.approx([tried[1] / 2, tried[1], 2 * tried[1]], rel=0.02)
+        assert len(tried) >= 3
+        assert tried == pytest.approx([tried[0] * 2**place for place in range(len(tried))], rel=0.02)
         best = max((row for row in mine if row["split"] == "validation"), key=lambda row: row["accuracy"])
+        assert tried[0] < best["learning_rate"] < tried[-1]
         assert {row["learning_rate"] for row in mine if row["split"] == "test"} == {best["learning_rate"]}
         assert sum(row["split"] == "test" for row in mine) == 2
     again = CliRunner().invoke(app, words)

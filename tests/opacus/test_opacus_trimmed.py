@@ -3,7 +3,7 @@
 import pytest
 import torch
 from central_runs import Run
-from opacus.layers import DPMultiheadAttention
+from opacus.layers import DPLSTM, DPMultiheadAttention
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -89,6 +89,31 @@ def test_a_cut_to_the_longest_row_that_counts_is_refused(way, dropout, seed):
 def test_a_cut_of_what_does_not_count_is_not_refused(way, left, dropout, seed, recwarn):
     check_independence(Trimmed(way, dropout, left), texts(seed, left=left))
     assert not recwarn
+
+
+class Read(nn.Module):
+    """Reads words one by one, as far as the longest text goes: forwards only, or backwards too, from the padding on."""
+
+    def __init__(self, both):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.out = nn.Embedding(20, 8), nn.Linear(16 if both else 8, 3)
+        self.states = DPLSTM(8, 8, batch_first=True, bidirectional=both)
+
+    def forward(self, tokens):
+        lengths = (tokens != 0).sum(1)
+        states, _ = self.states(self.embedding(tokens[:, : int(lengths.max())]))
+        return self.out(states[torch.arange(len(tokens)), lengths - 1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("both", [False, True])
+def test_a_recurrent_layer_that_begins_in_the_padding_is_refused_and_one_that_ends_before_is_not(both, seed):
+    if both:
+        with pytest.raises(CrossExampleLeakError, match="changes the other rows"):
+            check_independence(Read(both), texts(seed))
+    else:
+        check_independence(Read(both), texts(seed))
 
 
 @pytest.mark.parametrize("way", ["mean", "real tokens"])

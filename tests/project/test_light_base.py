@@ -109,7 +109,7 @@ def test_a_block_of_the_readme_runs_with_what_its_section_says_to_install(instal
 
 
 def test_the_readme_says_what_its_blocks_need() -> None:
-    assert sorted(install for install, _ in readme_blocks()) == ["", '".[flower]"', '".[opacus]" scikit-learn']
+    assert sorted(install for install, _ in readme_blocks()) == ["", '".[flower]"', '".[opacus]" scikit-learn', '".[torch]" scikit-learn']
 
 
 def test_a_mechanism_is_optimised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +123,7 @@ def test_a_mechanism_is_optimised(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("package", "name", "extra"),
     [
         ("fedcgd.opacus", "CorrelatedPrivacyEngine", "torch"),
+        ("fedcgd.central", "PrivateGradient", "torch"),
         ("fedcgd.clipping", "example_loss", "torch"),
         ("fedcgd_flower", "one_gradient_step", "torch"),
     ],

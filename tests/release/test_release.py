@@ -165,6 +165,21 @@ def test_a_resumed_run_is_not_opening_what_was_opened_before(tmp_path: Path) -> 
         assert not releases.is_opening
 
 
+def test_noise_is_in_steps_of_the_lattice_that_the_sum_is_on(tmp_path: Path) -> None:
+    """Also where a round's lattice is another one than that of the round before."""
+    size = 20_000
+    first = lattice_of(PLAN, size)
+    with opened(tmp_path / "run.db") as ledger:
+        releases = RecordedReleases(ledger, PLAN, KEY)
+        for lattice, rows in ((first, 1), (Lattice(4 * first.step), 2), (first, 2)):
+            total = np.zeros(size, np.int64)
+            attempt = releases.plan_round([f"user-{releases.count}"])
+            releases.add_noise(total, attempt, lattice)
+            releases.record(attempt, total.tobytes())
+            stddev = PLAN.stddev * np.sqrt(1 + 0.5**2 * (rows - 1))  # of Z_t − ½·Z_{t−1}
+            assert lattice.step * total.std() == pytest.approx(stddev, rel=0.03)
+
+
 def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
     """The training, the evaluation, the engine and the audit had copies of it. Keepers bind theirs to a list of seeds."""
     found: dict[str, set[str]] = {"nonce_of": set(), "record_aggregated": set(), "record_released": set()}

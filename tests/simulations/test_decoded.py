@@ -57,6 +57,18 @@ def test_other_files_are_other_data(tmp_path: Path, change: str) -> None:
     assert load.calls == 2
 
 
+def test_other_code_is_other_data_and_another_copy_of_it_is_not(tmp_path: Path) -> None:
+    code, copy, load = tmp_path / "code.py", tmp_path / "copy.py", Loader()
+    for path in (code, copy):
+        path.write_text("MEAN = 0.5")
+    decoded("some", [code], load)
+    decoded("some", [copy], load)
+    assert load.calls == 1
+    code.write_text("MEAN = 0.4")
+    decoded("some", [code], load)
+    assert load.calls == 2
+
+
 def test_rows_are_read_when_they_are_taken_and_files_are_never_written_to(tmp_path: Path, cache: Path) -> None:
     source, load = tmp_path / "raw", Loader(count=100_000)
     source.write_text("x")

@@ -71,7 +71,7 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
             return strategy
 
         patched.setattr(server_app, "CorrelatedNoise", stalling)
-        with pytest.raises(IncompleteRunError, match="2 of 4 planned rounds"):
+        with pytest.raises(IncompleteRunError, match="2 of 4 rounds"):
             run(tmp_path / "run.json", **options)
     assert json.loads((tmp_path / "run.failed.json").read_text())["releases"] == 2
     assert not (tmp_path / "run.json").exists()
