@@ -19,8 +19,8 @@ import numpy as np
 
 from fedcgd import DPSGD, LambdaCGD, Mechanism, Participation, error_norms
 from fedcgd.accounting import Guarantee, Method, accountant, calibrate
-from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
+from fedcgd.accounting.balls_in_bins.law import Bins
 from fedcgd.optimisation import catalogue
 
 EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)

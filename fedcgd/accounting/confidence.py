@@ -4,9 +4,6 @@ Betting: if draws X_i in [0, r] have mean at least m, then Π(1 + η(m − X_i))
 that was fixed beforehand; by Markov's inequality it exceeds 1/β with probability at most β. So each m where it does is
 refuted (Section 4 of Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", 2020,
 arXiv:2010.09686). The error adapts to the variance, and the range costs only r·log(1/β)/n.
-
-Cut: if X_i ≥ 0 and E X_i² ≤ s, cutting the draws off at some t costs E (X − t)₊ ≤ s/(4t), as x − t ≤ x²/(4t) for every x. So the
-range becomes t, also where nothing else is known of it.
 """
 
 import math
@@ -27,16 +24,6 @@ def radius(variance: float, largest: float, count: int, failure: float) -> float
     """About how far above the mean `upper_bound` will be."""
     bet = stake(variance, largest, count, failure)
     return math.log(1 / failure) / (count * bet) + bet * variance / 2
-
-
-def cut(largest: float, square: float, count: int, failure: float) -> float:
-    """The t in (0, `largest`] for `count` draws that makes the cost of range and cut together least; E X² ≤ `square`."""
-    return min(largest, math.sqrt(square * count / (4 * math.log(1 / failure))))
-
-
-def cost_of_cut(at: float, largest: float, square: float) -> float:
-    """At least E (X − `at`)₊."""
-    return 0.0 if at >= largest else square / (4 * at)
 
 
 def upper_bound(draws: Vector, largest: float, bet: float, failure: float) -> float:

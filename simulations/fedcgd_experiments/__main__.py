@@ -12,7 +12,7 @@ import click
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fedcgd.cli.declare import Argument, Option, group_of
+from fedcgd.cli.declare import Argument, Option
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
@@ -29,6 +29,7 @@ from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Study
 from fedcgd_experiments.tables import Found, accuracy, fill, point_class
 from fedcgd_experiments.training import outcome, planned_rates, training, widened
+from fedcgd_simulations.commands import group_of
 
 console = Console()
 

@@ -14,7 +14,6 @@ from fedcgd.accounting.b_min_sep import drawing, pairs, recursion
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
-from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
 from fedcgd.accounting.coverage import NegativeEntryError
 from fedcgd.accounting.secret_rounds import overlaps, remove, search
 from fedcgd.accounting.secret_rounds.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
@@ -388,7 +387,7 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
     calibrate(BSR(2), participation, epsilon=2, delta=delta)
     assert len(tried) > 2  # every confirmation was refused, so that there were several
     goals, failures = np.transpose(tried)
-    said = failure_probability(delta)
+    said = search.failure_probability(delta)
     assert failures.sum() <= said * (1 + 1e-12)
     assert goals.max() + said <= delta * (1 + 1e-15)
 
@@ -406,7 +405,7 @@ def test_all_ladders_together_take_no_more_of_delta_than_is_said(monkeypatch: py
     compute_epsilon(BSR(2), participation, noise_multiplier=1.6, delta=delta)
     assert len(tried) > 1
     goals, failures = np.transpose(tried)
-    said = failure_probability(delta)
+    said = search.failure_probability(delta)
     assert failures.sum() <= said * (1 + 1e-12)
     assert goals.max() + said <= delta * (1 + 1e-15)
 

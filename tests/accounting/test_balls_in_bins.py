@@ -10,12 +10,13 @@ import pytest
 from fedcgd import Participation, Plan
 from fedcgd.accounting import Method, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import Bound
-from fedcgd.accounting.balls_in_bins import monte_carlo
-from fedcgd.accounting.balls_in_bins.add import add_bound, sample_add
-from fedcgd.accounting.balls_in_bins.draws import Bins
+from fedcgd.accounting.balls_in_bins.add import add_bound
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
+from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.confidence import stake, upper_bound
 from fedcgd.accounting.gaussian import GaussianAccountant
+from fedcgd.accounting.secret_rounds import search
+from fedcgd.accounting.secret_rounds.add import AddDirection, draw_log_ratios
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Mechanism, Normalized, matrix
 
 
@@ -82,7 +83,7 @@ def test_gram_matrix_of_the_first_rounds(mechanism, released: int) -> None:
     ("overlap", "sigma", "target"), [(0.9999999, 0.25, 30.0), (0.99, 1.0, 5.0), (0.99, 1.0, 1.0), (0.3, 1.0, 1.0)]
 )
 def test_adding_a_user_alone(overlap: float, sigma: float, target: float) -> None:
-    """Two bins, also nearly equal ones: the draws' mean is δ of adding by quadrature, none of them is cut, and few suffice."""
+    """Two bins, also nearly equal ones: δ of adding by quadrature, also where it is too rare to be drawn."""
     gram = np.array([[1.0, overlap], [overlap, 1.0]])
     x = np.linspace(-12, 12, 24_001)
     truth = 0.0
@@ -91,11 +92,13 @@ def test_adding_a_user_alone(overlap: float, sigma: float, target: float) -> Non
         ratio = np.exp(along - 0.5 / sigma**2) * math.cosh(apart)
         excess = np.maximum(1 - math.exp(target) * ratio, 0) * np.exp(-(x**2) / 2)
         truth += weight * excess.sum() * (x[1] - x[0]) / (2 * math.pi)
-    sample = sample_add(Bins(gram), sigma, target, 2**16, 3)
-    error = sample.values.std() / 2**8
-    assert truth - 4 * error <= sample.values.mean() <= truth * 1.003 + 4 * error
-    assert sample.values.max() < sample.range
-    assert (sample.values**2).mean() <= sample.square
+    of = Bins(gram)
+    drawn = draw_log_ratios(of, BinLaw(2).likelihood(of, sigma), sigma, 2**16, (3, 0))
+    if truth > 1e-3:  # what is rarer is not drawn
+        values = np.maximum(1 - np.exp(target + drawn.lower), 0)
+        error = values.std() / 2**8
+        assert truth - 4 * error <= values.mean() <= truth * 1.003 + 4 * error
+    assert truth <= AddDirection.of(drawn, target, 2**16, 1e-3).confirm(drawn) <= 2 * truth
     assert add_bound(gram / sigma**2, target) >= truth
 
 
@@ -136,7 +139,7 @@ def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> Non
 
 
 def test_calibrated_noise_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monte_carlo, "calibrate", lambda *_, **asked: Bound(1.2345612, "draws"))
+    monkeypatch.setattr(search, "calibrate", lambda *_, **asked: Bound(1.2345612, "draws"))
     assert calibrate(LambdaCGD(0.5), bins(6, 3), epsilon=1, delta=1e-5).noise_multiplier == 1.23457
 
 
@@ -156,7 +159,7 @@ def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplificat
     assert spent[2] < 0.5 * without[2]
 
 
-@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.01), ("deterministic", 1.6)])
+@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.05), ("deterministic", 1.6)])
 @pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
 def test_part_of_a_run_is_a_run(
     case: tuple[int, int, float, float], removing: float, adding: float, method: Method, slack: float
@@ -244,7 +247,7 @@ def test_answers_of_a_search_by_quadrature(mechanism, rounds: int, released: int
     mixture, a = sum(shifted) / 2, math.exp(found.epsilon)
     truth = max(np.maximum(mixture - a * plain, 0).sum(), np.maximum(plain - a * mixture, 0).sum())
     truth *= (axis[1] - axis[0]) ** 2 / (2 * math.pi)
-    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.1
+    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.15
 
 
 @pytest.mark.parametrize("method", ["monte-carlo", "deterministic"])

@@ -3,10 +3,10 @@
 import pytest
 
 from fedcgd import LambdaCGD, Participation, calibrate
-from fedcgd.accounting.balls_in_bins import monte_carlo
-from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
+from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.explain import explain
+from fedcgd.accounting.secret_rounds import search
 
 BINS = Participation(rounds=12, min_separation=4, sampling="balls-in-bins")
 
@@ -22,7 +22,7 @@ def test_the_risk_of_the_draws_is_a_small_part_of_delta(delta: float) -> None:
 def test_what_is_confirmed_is_less_than_delta_by_the_risk(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a risk of half of δ, σ is that of half of δ, or more."""
     half = calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=0.5e-5).noise_multiplier
-    monkeypatch.setattr(monte_carlo, "failure_probability", lambda delta: delta / 2)
+    monkeypatch.setattr(search, "failure_probability", lambda delta: delta / 2)
     assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier == pytest.approx(half, rel=5e-3)
     monkeypatch.undo()
     assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier < half * 0.98
@@ -35,14 +35,15 @@ def test_the_explanation_states_it() -> None:
 
 
 def test_the_seed_follows_from_the_question() -> None:
-    bins = Bins(bin_gram(LambdaCGD(0.5), BINS))
-    other = Bins(bin_gram(LambdaCGD(0.6), BINS))
+    gram = bin_gram(LambdaCGD(0.5), BINS)
+    bins = search.Question(Bins(gram), BinLaw(4))
+    other = search.Question(Bins(bin_gram(LambdaCGD(0.6), BINS)), BinLaw(4))
     seeds = [
-        monte_carlo._seed("sigma", bins, 1.0, 1e-5),
-        monte_carlo._seed("epsilon", bins, 1.0, 1e-5),
-        monte_carlo._seed("sigma", bins, 1.0, 1e-6),
-        monte_carlo._seed("sigma", bins, 2.0, 1e-5),
-        monte_carlo._seed("sigma", other, 1.0, 1e-5),
+        bins.seed("sigma", 1.0, 1e-5),
+        bins.seed("epsilon", 1.0, 1e-5),
+        bins.seed("sigma", 1.0, 1e-6),
+        bins.seed("sigma", 2.0, 1e-5),
+        other.seed("sigma", 1.0, 1e-5),
     ]
     assert len(set(seeds)) == len(seeds)
-    assert monte_carlo._seed("sigma", Bins(bins.gram * (1 + 1e-14)), 1, 1e-5) == seeds[0]  # another processor
+    assert search.Question(Bins(gram * (1 + 1e-14)), BinLaw(4)).seed("sigma", 1, 1e-5) == seeds[0]  # another processor

@@ -4,9 +4,10 @@ from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.tuples import PairedLaw
 
 
-class BMinSepLaw(Coins):
+class BMinSepLaw(Coins, PairedLaw):
     """Coins, the ratio of densities that they make, and pairs of users who toss them."""
 
     @property

@@ -7,7 +7,6 @@ from itertools import count
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Bound, Progress
 from fedcgd.accounting.balls_in_bins.add import add_bound
-from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.markov_chain import (
     FINE,
     LARGEST_EXPONENT,
@@ -17,9 +16,10 @@ from fedcgd.accounting.balls_in_bins.markov_chain import (
     chain_bound,
     chains_of,
 )
-from fedcgd.accounting.balls_in_bins.monte_carlo import LARGEST_SIGMA, LEAST_EPSILON
 from fedcgd.accounting.balls_in_bins.remove import remove_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.accounting.sampled import LARGEST_MULTIPLIER
+from fedcgd.accounting.secret_rounds.search import LEAST_EPSILON
 from fedcgd.mechanisms.mechanism import Matrix
 
 METHOD = "dominating Markov chain (Kahane's inequality) on a grid that errs upwards, both directions"
@@ -31,29 +31,26 @@ _REFINEMENTS = 6
 _STEPS = 50  # of a search, about
 
 
-def calibrate(bins: Bins, *, epsilon: float, delta: float, progress: Progress) -> Bound:
+def calibrate(gram: Matrix, *, epsilon: float, delta: float, progress: Progress) -> Bound:
     """A noise multiplier σ for which both directions are (ε, δ)-private."""
-    gram = bins.gram
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * _reach(gram)
-    if highest > LARGEST_SIGMA * _reach(gram):
+    if highest > LARGEST_MULTIPLIER * _reach(gram):
         return Bound(highest, METHOD)
     return Bound(_least(lambda sigma: (sigma, epsilon), gram, delta, highest, progress), METHOD)
 
 
-def epsilon(bins: Bins, *, sigma: float, delta: float, progress: Progress) -> Bound:
+def epsilon(gram: Matrix, *, sigma: float, delta: float, progress: Progress) -> Bound:
     """An ε for which both directions are (ε, δ)-private."""
-    gram = bins.gram
     highest = gaussian.epsilon(sigma=sigma / _reach(gram), delta=delta)
     if highest < LEAST_EPSILON or _reach(gram) / sigma > LARGEST_EXPONENT:
         return Bound(highest, METHOD)
     return Bound(_least(lambda epsilon: (sigma, epsilon), gram, delta, highest, progress, LEAST_EPSILON), METHOD)
 
 
-def delta(bins: Bins, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
+def delta(gram: Matrix, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
     """A δ for which both directions are (ε, δ)-private."""
-    gram = bins.gram
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(gram))
-    if highest <= LEAST_DELTA or not 1 / LARGEST_EXPONENT <= sigma / _reach(gram) <= LARGEST_SIGMA:
+    if highest <= LEAST_DELTA or not 1 / LARGEST_EXPONENT <= sigma / _reach(gram) <= LARGEST_MULTIPLIER:
         return Bound(highest, METHOD)
     chains = chains_of(gram)
     if len(gram) == 1 or not chains:

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedcgd.accounting.secret_rounds.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 
@@ -29,20 +29,25 @@ class StarProposal:
 
     @staticmethod
     def of(gram: Matrix, order: int) -> "StarProposal":
-        """Raises FloatingPointError if order/2·G overflows."""
+        """With an infinite total if order/2·G overflows."""
         bins = len(gram)
-        with np.errstate(over="raise"):
-            leaves = np.exp(order / 2 * gram)
+        leaves = np.exp(np.minimum(order / 2 * gram, 700.0))
         weights = (order - 1) * np.log(leaves.mean(axis=1))
         top = float(weights.max())
         centres = np.cumsum(np.exp(weights - top))
         np.cumsum(leaves, axis=1, out=leaves)
         leaves /= leaves[:, -1:]
         leaves += np.arange(bins)[:, None]
-        return StarProposal(gram, order, top + math.log(centres[-1] / bins), centres / centres[-1], leaves.ravel())
+        total = top + math.log(centres[-1] / bins) if order / 2 * gram.max() < 700 else math.inf
+        return StarProposal(gram, order, total, centres / centres[-1], leaves.ravel())
 
-    def draw(self, generator: np.random.Generator, count: int) -> tuple[NDArray[np.intp], Vector]:
-        """`count` stars, shape (order, count), in the order of their centres, and the probability of each to be accepted.
+    @property
+    def cost(self) -> float:
+        """About the time of a star, in units of that of a draw."""
+        return self.order * (1 + self.order / 14) * 2 / len(self.gram)
+
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Vector]:
+        """`count` stars, shape (1, order, count), in the order of their centres, and the probability of each to be accepted.
 
         Tables have 53 bits: the probability of any event is off by at most 1e-13·order·bins.
         """
@@ -62,4 +67,4 @@ class StarProposal:
                 pulls[c] += pull
         pulls *= r / 2
         pulls -= pulls.max(axis=0)
-        return points, np.minimum(np.exp(pulls.mean(axis=0)) / np.exp(pulls).mean(axis=0), 1.0)
+        return points[None].astype(np.int32), np.minimum(np.exp(pulls.mean(axis=0)) / np.exp(pulls).mean(axis=0), 1.0)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.bounds import by_norm, largest_singular_value
@@ -13,10 +12,9 @@ from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
 from fedcgd.accounting.random_allocation.one_band import epochs_of
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.accounting.secret_rounds import SecretRoundsAccountant
-from fedcgd.accounting.secret_rounds.columns import columns_of
+from fedcgd.accounting.secret_rounds.columns import Columns, columns_of
 from fedcgd.accounting.secret_rounds.search import Question
-from fedcgd.mechanisms import Mechanism, bandwidth
-from fedcgd.participation import Participation
+from fedcgd.mechanisms import bandwidth
 
 
 @dataclass(frozen=True)
@@ -26,25 +24,20 @@ class BandsAccountant(SecretRoundsAccountant):
     """
 
     def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
-        question = self._question(released)
         law = Epochs(released, self.participation.spacing)
-        reach = math.sqrt(Overlaps.of(question.columns, law).most())
+        reach = math.sqrt(Overlaps.of(self._columns(released), law).most())
         return Bound(reach / noise_multiplier, WITHOUT_AMPLIFICATION, sensitivity=reach)
 
     def laws(self, released: int) -> tuple[Sampled, ...]:
-        norm = largest_singular_value(self.mechanism, self._question(released).columns)
+        norm = largest_singular_value(self.mechanism, self._columns(released))
         return (by_norm(epochs_of(released, self.participation.spacing, norm)),)
 
     def _question(self, released: int) -> Question:
-        return _question(self.mechanism, self.participation, released)
+        return Question(self._columns(released), RandomAllocationLaw(released, self.participation.spacing))
 
-
-@lru_cache(maxsize=4)
-def _question(mechanism: Mechanism, participation: Participation, released: int) -> Question:
-    length = participation.spacing
-    bands = bandwidth(mechanism, participation.rounds)
-    if bands > length:
-        raise too_wide(mechanism, participation, bands)
-    columns = columns_of(mechanism, participation.rounds, length, released)
-    law = RandomAllocationLaw(released, length)
-    return Question(columns, law)
+    def _columns(self, released: int) -> Columns:
+        length, rounds = self.participation.spacing, self.participation.rounds
+        bands = bandwidth(self.mechanism, rounds)
+        if bands > length:
+            raise too_wide(self.mechanism, self.participation, bands)
+        return columns_of(self.mechanism, rounds, length, released)

@@ -4,9 +4,10 @@ from fedcgd.accounting.random_allocation.epochs import Epochs
 from fedcgd.accounting.random_allocation.likelihood import EpochsLikelihood
 from fedcgd.accounting.random_allocation.pairs import EpochPairs
 from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.tuples import PairedLaw
 
 
-class RandomAllocationLaw(Epochs):
+class RandomAllocationLaw(Epochs, PairedLaw):
     """Epochs, the ratio of densities that they make, and pairs of users."""
 
     @property

@@ -1,6 +1,7 @@
 """The accountant of secret rounds, whatever their law."""
 
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,8 @@ class SecretRoundsAccountant(ProfileAccountant):
         """
         question = self._question(self.participation.rounds)
         likelihood = question.at(sigma, 1.0).likelihood
-        x = question.columns.adjoint(seen) / sigma**2
+        columns: Any = question.columns  # of C itself, which bins are not followed by
+        x = columns.adjoint(seen) / sigma**2
         return np.asarray(np.log(likelihood.bounds(likelihood.weights(x))[1]))
 
     def _search_sigma(self, most: Bound, epsilon: float, delta: float, progress: Progress) -> Bound:

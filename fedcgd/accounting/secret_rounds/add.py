@@ -17,13 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betainccinv, betaincinv, erfcx, ndtri
 
-from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
 from fedcgd.accounting.confidence import radius, stake, upper_bound
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Likelihood
+from fedcgd.accounting.secret_rounds.draws import Seed, run_in_blocks
+from fedcgd.accounting.secret_rounds.law import Columns, Likelihood
 from fedcgd.mechanisms.mechanism import Vector
 
-_ROUNDING = 1e-8  # double precision changes log S by less
 _NUMBERS = 2**20  # in one block of draws
 _LOW, _HIGH = (0.003, 0.01, 0.03, 0.1), (0.1, 0.2, 0.35, 0.5, 0.7)  # probabilities that u₁ and u₂ may have
 
@@ -40,9 +38,8 @@ def draw_log_ratios(columns: Columns, likelihood: Likelihood, sigma: float, coun
     """`count` draws."""
 
     def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
-        z = generator.standard_normal((columns.rounds, size))
-        lower, upper = likelihood.bounds(likelihood.weights(columns.adjoint(z) / sigma))
-        return np.log(lower) - _ROUNDING, np.log(upper) + _ROUNDING
+        lower, upper = likelihood.bounds(likelihood.weights(columns.noise(generator, size) / sigma))
+        return np.log(lower) - columns.rounding, np.log(upper) + columns.rounding
 
     blocks = run_in_blocks(block, count, max(1, columns.rounds * 2**17 // _NUMBERS), seed)
     return LogRatios(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
@@ -61,10 +58,12 @@ class AddDirection:
     """About δ_add."""
     expected: float
     """About the bound that `count` draws will give."""
+    proven: bool = False
+    """Whether that is a bound without any draws."""
 
     @staticmethod
-    def of(pilot: LogRatios, epsilon: float, count: int, failure: float) -> "AddDirection":
-        """As few draws suggest."""
+    def of(pilot: LogRatios, epsilon: float, count: int, failure: float, most: float = 1.0) -> "AddDirection":
+        """As few draws suggest; `most` is a bound that needs none."""
         values = _values(pilot.lower, epsilon)
         mean, variance = float(values.mean()), float(values.var())
         variance = max(variance, 1e-3 / len(values))  # few draws may have seen none
@@ -79,10 +78,14 @@ class AddDirection:
                 found = _extrapolated(epsilon, (u1, u2), (p1 * count, high * count), count, failure)
                 if found < best.expected:
                     best = AddDirection(epsilon, failure, (u1, u2), variance, min(mean, found) or found, found)
+        if most <= best.expected:
+            return AddDirection(epsilon, failure, None, variance, min(mean, most), most, proven=True)
         return best
 
     def confirm(self, draws: LogRatios) -> float:
         """An upper bound on δ_add that is wrong with probability at most `failure`, from draws that the pilot did not see."""
+        if self.proven:
+            return self.expected
         count = len(draws.lower)
         if self.line is None:
             bet = stake(self.variance, 1.0, count, self.failure)

@@ -11,8 +11,10 @@ downwards.
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_array, dia_array
 
@@ -40,6 +42,8 @@ class Columns:
     """Shape (n,)."""
     exact: bool
     """Whether this is C itself, and nothing larger."""
+    rounding: ClassVar[float] = 1e-8
+    """Double precision changes log S by less."""
 
     @property
     def rounds(self) -> int:
@@ -123,6 +127,18 @@ class Columns:
                 result[t] += self.amplitude * total
         result *= self.scales[:, None]
         return result
+
+    def noise(self, generator: np.random.Generator, count: int) -> Matrix:
+        """⟨C[:, t], z⟩ of standard normal z, shape (n, draws)."""
+        return self.adjoint(generator.standard_normal((self.rounds, count)))
+
+    def lifted(self, turns: NDArray[np.int32], noise: Matrix) -> tuple[Matrix, Vector, Vector]:
+        """With v the sum of C1_P over the users of a tuple: ⟨C[:, t], v⟩, shape (n, tuples); ⟨v, z⟩ by the `noise`; and |v|²."""
+        n, count = self.rounds, turns.shape[-1]
+        places = turns * np.int64(count) + np.arange(count)
+        often = np.bincount(places.ravel(), minlength=(n + 1) * count)[: n * count].reshape(n, count).astype(float)
+        lift = self.adjoint(self.forward(often))
+        return lift, np.einsum("ij,ij->j", often, noise), np.einsum("ij,ij->j", often, lift)
 
     @cached_property
     def _band(self) -> Vector:

@@ -1,11 +1,10 @@
 """What the accounting asks of a law of one user's rounds: the ratio S of the two densities, and pairs of users."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.secret_rounds.columns import Columns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 Turns = NDArray[np.int32]
@@ -13,6 +12,33 @@ Turns = NDArray[np.int32]
 
 LARGEST = 1e300
 """S beyond, or below 1/`LARGEST`, is set to that. Beyond, only a lower bound is known: e^ε may be larger, too."""
+
+
+class Columns(Protocol):
+    """What is asked of C ≥ 0: x_t = ⟨C[:, t], y⟩/σ² for each round t, for noise and for what users bring."""
+
+    @property
+    def rounds(self) -> int:
+        """How many x there are."""
+        ...
+
+    @property
+    def entries(self) -> Vector:
+        """Numbers that the law of x follows from, for a seed."""
+        ...
+
+    @property
+    def rounding(self) -> float:
+        """What the precision of `noise` changes log S by, at most."""
+        ...
+
+    def noise(self, generator: np.random.Generator, count: int) -> Matrix:
+        """⟨C[:, t], z⟩ of standard normal z, shape (n, draws)."""
+        ...
+
+    def lifted(self, turns: Turns, noise: Matrix) -> tuple[Matrix, Vector, Vector]:
+        """With v the sum of C1_P over the users of a tuple: ⟨C[:, t], v⟩, shape (n, tuples); ⟨v, z⟩ by the `noise`; and |v|²."""
+        ...
 
 
 class Likelihood(Protocol):
@@ -37,6 +63,29 @@ class Likelihood(Protocol):
 
     def bounds(self, weights: Matrix) -> tuple[Vector, Vector]:
         """A lower and an upper bound on S, by the `weights`."""
+        ...
+
+
+class Tuples(Protocol):
+    """Rounds of r users with weights exp(Σ_{a<c} K(P_a, P_c)), K = ⟨C1_P, C1_P′⟩/σ²."""
+
+    @property
+    def order(self) -> int:
+        """r."""
+        ...
+
+    @property
+    def log_total(self) -> float:
+        """log of at least E[S^r]. Infinite if it overflows."""
+        ...
+
+    @property
+    def cost(self) -> float:
+        """About the time of a tuple, in units of that of a draw."""
+        ...
+
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Vector]:
+        """The rounds of the users of `count` tuples, shape (most, r, count), and the probability of each to be accepted."""
         ...
 
 
@@ -66,10 +115,24 @@ class Law(Protocol):
         """All that the law follows from, for a seed."""
         ...
 
-    def likelihood(self, columns: Columns, sigma: float) -> Likelihood:
+    def likelihood(self, columns: Any, sigma: float) -> Likelihood:
         """S of C = `columns` with noise `sigma`."""
         ...
 
-    def pairs(self, columns: Columns, scale: float) -> Pairs:
-        """Pairs for θ/σ² = `scale`. Raises ValueError if their tables would be too large."""
+    @property
+    def method(self) -> str:
+        """How answers are found, in words."""
+        ...
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """The r that tuples can have, ascending from 2 on."""
+        ...
+
+    def tuples(self, columns: Any, sigma: float, order: int) -> Tuples:
+        """Tuples of `order` users."""
+        ...
+
+    def adding(self, columns: Any, sigma: float, epsilon: float) -> float:
+        """A bound on δ of adding a user that needs no draws; 1 if there is none."""
         ...

@@ -15,16 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import LARGEST, Law, Likelihood, Turns
-from fedcgd.accounting.secret_rounds.tuples import Tuples, largest_of_power
+from fedcgd.accounting.secret_rounds.draws import Seed, run_in_blocks
+from fedcgd.accounting.secret_rounds.law import LARGEST, Columns, Law, Likelihood, Tuples, Turns
+from fedcgd.accounting.secret_rounds.tuples import largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_ORDERS = (2, 4, 6, 8, 10, 12, 16)
 _TRIED = 400  # tuples for the choice of r
 _LEAST_ACCEPTED = 0.01
-_ROUNDING = 1e-8  # double precision changes log S by less
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _KEPT = 0.8  # the part of draws from which on the others are followed along
 _REACH, _STEP = 6.0, 1.0  # of the integral
@@ -40,24 +37,27 @@ _BEYOND = math.log(LARGEST) - 1e-9  # log S from here on may be anything larger
 class RemoveSampler:
     """Draws for one (σ, ε)."""
 
+    columns: Columns
     likelihood: Likelihood
     tuples: Tuples
+    sigma: float
     epsilon: float
     accepted: float
     """About the part of tuples that are."""
 
     @staticmethod
     def of(
-        columns: Columns, law: Law, likelihood: Likelihood, sigma: float, epsilon: float, near: int = _ORDERS[0]
+        columns: Columns, law: Law, likelihood: Likelihood, sigma: float, epsilon: float, near: int = 2
     ) -> "RemoveSampler | None":
         """With the r that needs the fewest draws, about, sought from `near`; None if the noise is so small that all overflow."""
         tried: dict[int, tuple[float, Tuples, float]] = {}
-        at, again = _ORDERS.index(near), near != _ORDERS[0]
+        orders = law.orders
+        at, again = orders.index(near), near != orders[0]
         while True:
-            around = [i for i in (at, at - 1, at + 1) if 0 <= i < len(_ORDERS)]
+            around = [i for i in (at, at - 1, at + 1) if 0 <= i < len(orders)]
             for i in around:
                 if i not in tried:
-                    tried[i] = _tried(columns, law, sigma, epsilon, _ORDERS[i])
+                    tried[i] = _tried(columns, law, sigma, epsilon, orders[i])
             best = min(around, key=lambda i: tried[i][0])
             if not math.isfinite(tried[best][0]) and at > 0:
                 best = at - 1
@@ -68,12 +68,12 @@ class RemoveSampler:
                 break
             at = best
         cost, tuples, accepted = tried[at]
-        return RemoveSampler(likelihood, tuples, epsilon, accepted) if math.isfinite(cost) else None
+        return RemoveSampler(columns, likelihood, tuples, sigma, epsilon, accepted) if math.isfinite(cost) else None
 
     @property
     def cost(self) -> float:
         """About the time of a draw, in units of one whose tuple took none."""
-        return _cost(self.tuples.order, self.accepted)
+        return _cost(self.tuples, self.accepted)
 
     @property
     def log_scale(self) -> float:
@@ -94,18 +94,19 @@ class RemoveSampler:
 
     def draw_at(self, epsilons: Vector, count: int, seed: Seed) -> tuple[Matrix, Vector]:
         """The same draws, with a row of values for each of `epsilons`."""
-        columns, sigma = self.tuples.columns, self.tuples.sigma
-        n, likely = columns.rounds, max(self.accepted, _LEAST_ACCEPTED / 4)
+        columns, sigma, n = self.columns, self.sigma, self.columns.rounds
+        likely = max(self.accepted, _LEAST_ACCEPTED / 4)
 
         def block(generator: np.random.Generator, size: int) -> tuple[Matrix, Vector]:
-            means, shares = self._accepted(generator, math.ceil(size / likely))
-            z = generator.standard_normal(means.shape)
-            length = np.linalg.norm(means, axis=0)
+            turns, shares = self._accepted(generator, math.ceil(size / likely))
+            x = columns.noise(generator, turns.shape[-1])
+            slope, along, square = columns.lifted(turns, x)
+            length = np.sqrt(square)
             length[length == 0] = 1.0  # nobody took part: nothing to integrate along
-            along = means / length
-            z += along * (length / sigma - np.einsum("ij,ij->j", z, along))
-            x, slope = columns.adjoint(z) / sigma, columns.adjoint(along) / sigma
-            start = _STEP * generator.random((means.shape[1],))
+            slope /= length * sigma
+            x /= sigma
+            x += slope * (length / sigma - along / length)
+            start = _STEP * generator.random((len(length),))
             return self._integrals(x, slope, start, epsilons), shares
 
         width = max(n, int(n * self.tuples.order / likely / 6))
@@ -117,16 +118,18 @@ class RemoveSampler:
         values = np.minimum(values * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
         return values, np.minimum(shares * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
 
-    def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Matrix, Vector]:
-        """Of so many tuples the means of those that are accepted, and the probabilities of all; some at a time, for memory."""
-        at_once = max(1, _TUPLES // (self.tuples.columns.rounds * self.tuples.order))
-        often, shares = [], []
+    def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Turns, Vector]:
+        """Of so many tuples those that are accepted, and the probabilities of all; some at a time, for memory."""
+        at_once = max(1, _TUPLES // (self.columns.rounds * self.tuples.order))
+        kept, shares = [], []
         for start in range(0, tried, at_once):
-            count = min(at_once, tried - start)
-            turns, probabilities = self.tuples.draw(generator, count)
-            often.append(_how_often(turns[..., generator.random(count) < probabilities], self.tuples.columns.rounds))
+            turns, probabilities = self.tuples.draw(generator, min(at_once, tried - start))
+            kept.append(turns[..., generator.random(len(probabilities)) < probabilities])
             shares.append(probabilities)
-        return self.tuples.columns.forward(np.concatenate(often, axis=1)), np.concatenate(shares)
+        most = max(len(turns) for turns in kept)
+        nobody = self.columns.rounds
+        padded = [np.pad(turns, ((0, most - len(turns)), (0, 0), (0, 0)), constant_values=nobody) for turns in kept]
+        return np.concatenate(padded, axis=-1), np.concatenate(shares)
 
     def _integrals(self, x: Matrix, slope: Matrix, start: Vector, epsilons: Vector) -> Matrix:
         """∫ φ(t)·g(S(x + t·slope)/a) dt for each a = e^ε, from above, as S grows with t.
@@ -148,7 +151,7 @@ class RemoveSampler:
             weight = _STEP * np.exp(-(t[left] ** 2) / 2) / math.sqrt(2 * math.pi)
             for row, epsilon in zip(total, epsilons, strict=True):
                 row[left] += weight * self._values(lower, upper, float(epsilon))
-            some = upper + _ROUNDING > least  # values stay 0 where they are, for every ε
+            some = upper + self.columns.rounding > least  # values stay 0 where they are, for every ε
             if not some.any():
                 break
             if some.mean() < _KEPT:
@@ -164,35 +167,26 @@ class RemoveSampler:
     def _values(self, lower: Vector, upper: Vector, epsilon: float) -> Vector:
         """The largest g(S/a) = (S/a − 1)₊/(S/a)^r·r^r/(r − 1)^(r−1) between two bounds on log S."""
         r = self.tuples.order
-        at = np.clip(-math.log1p(-1 / r), lower - epsilon - _ROUNDING, upper - epsilon + _ROUNDING)
+        at = np.clip(
+            -math.log1p(-1 / r), lower - epsilon - self.columns.rounding, upper - epsilon + self.columns.rounding
+        )
         above = at > 0
         values = np.zeros(len(at))
         values[above] = np.exp(at[above] * (1 - r) + np.log(-np.expm1(-at[above])) - largest_of_power(r))
         return values
 
 
-def _how_often(turns: Turns, rounds: int) -> Matrix:
-    """How many users of each tuple are in each round, shape (n, tuples)."""
-    count = turns.shape[-1]
-    places = turns * np.int64(count) + np.arange(count)
-    return (
-        np.bincount(places.ravel(), minlength=(rounds + 1) * count)[: rounds * count]
-        .reshape(rounds, count)
-        .astype(float)
-    )
-
-
 def _tried(columns: Columns, law: Law, sigma: float, epsilon: float, order: int) -> tuple[float, Tuples, float]:
     """log of about how long draws of this order take for one result, the tuples, and the part of them that is accepted."""
-    tuples = Tuples.of(columns, law, sigma, order)
+    tuples = law.tuples(columns, sigma, order)
     log_most = tuples.log_total + (1 - order) * epsilon + largest_of_power(order)
     if not math.isfinite(log_most):
         return math.inf, tuples, 0.0
     accepted = float(tuples.draw(np.random.default_rng(order), _TRIED)[1].mean())
     if accepted < _LEAST_ACCEPTED:
-        return (math.inf if order > _ORDERS[0] else 1e6), tuples, accepted
-    return log_most + math.log(accepted) + math.log(_cost(order, accepted)), tuples, accepted
+        return (math.inf if order > law.orders[0] else 1e6), tuples, accepted
+    return log_most + math.log(accepted) + math.log(_cost(tuples, accepted)), tuples, accepted
 
 
-def _cost(order: int, accepted: float) -> float:
-    return 1 + order / (4 * max(accepted, _LEAST_ACCEPTED))
+def _cost(tuples: Tuples, accepted: float) -> float:
+    return 1 + tuples.cost / max(accepted, _LEAST_ACCEPTED)

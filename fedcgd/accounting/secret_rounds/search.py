@@ -15,18 +15,13 @@ from functools import cached_property
 import numpy as np
 
 from fedcgd.accounting.accountant import Bound, Progress, silent
-from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
 from fedcgd.accounting.confidence import radius, stake, upper_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios, draw_log_ratios
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Law, Likelihood
+from fedcgd.accounting.secret_rounds.law import Columns, Law, Likelihood
 from fedcgd.accounting.secret_rounds.remove import RemoveSampler
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-METHOD = (
-    "Monte Carlo over the privacy loss, exact chain of pairs and Ehrhard's inequality, with upper confidence bounds"
-)
 LEAST_EPSILON = 1e-6
 
 _PILOT_REMOVE, _PILOT_ADD = 1000, 2**14  # draws of one step of the search
@@ -56,6 +51,11 @@ _APART = 0.08  # of log σ or log ε: nearer to each other, two points with few 
 _RUNGS, _RUNG = 45, 0.002  # of a ladder, and from one to the next in log ε
 _ABOVE = 0.35  # the part of a ladder that is above the ε that few draws propose
 _TRIED_RUNGS = 4 * _PILOT_REMOVE  # draws that tell how to bet on each rung
+
+
+def failure_probability(delta: float) -> float:
+    """β for this δ: small beside it, and beside all the questions that anybody asks."""
+    return min(1e-12, delta / 100)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +137,16 @@ class Pilot:
     def adding(self) -> tuple[AddDirection, int]:
         """How adding will be confirmed, with so many draws that it does not rule, if that many can be had."""
         for count in _ADDED:
-            found = AddDirection.of(self.ratios, self.point.epsilon, count, self.failure / 2)
+            found = self.direction(self.point.epsilon, count)
             if found.expected < 0.9 * self._remove_mean or 2 * count > self._most_adding:
                 break
         return found, count
+
+    def direction(self, epsilon: float, count: int) -> AddDirection:
+        """How adding will be confirmed at this ε, with so many draws."""
+        point = self.point
+        most = point.question.law.adding(point.question.columns, point.sigma, epsilon)
+        return AddDirection.of(self.ratios, epsilon, count, self.failure / 2, most)
 
     def with_a_surer_line(self, seed: int) -> "Pilot":
         """The same, with more draws that say along which line adding will be confirmed, and by how many, if it may rule.
@@ -148,7 +154,11 @@ class Pilot:
         Of a dozen lines few draws choose one that looks better than it is: by as much as half of δ, which is 3 % of ε.
         """
         count = min(_SURER_ADD, int(self._most_adding / 4))
-        if count <= len(self.ratios.lower) or self.adding[0].expected < _FAR_BELOW * self._remove_mean:
+        if (
+            count <= len(self.ratios.lower)
+            or self.adding[0].proven
+            or self.adding[0].expected < _FAR_BELOW * self._remove_mean
+        ):
             return self
         point = self.point
         ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, (seed, 1))
@@ -237,10 +247,14 @@ class Ladder:
         if not removing:
             return None, found
         point, count = pilot.point, pilot.adding[1]
-        ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, (seed, 3 + 2 * attempt))
+        adding = [pilot.direction(rung, count) for rung in self.rungs.tolist()[: len(removing)]]
+        ratios = pilot.ratios
+        if not all(direction.proven for direction in adding):
+            own = seed, 3 + 2 * attempt
+            ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, own)
         least = None
-        for rung, removed in zip(self.rungs.tolist(), removing, strict=False):  # those that passed are the first
-            found = max(removed, AddDirection.of(pilot.ratios, rung, count, pilot.failure / 2).confirm(ratios))
+        for rung, removed, direction in zip(self.rungs.tolist(), removing, adding, strict=False):
+            found = max(removed, direction.confirm(ratios))
             if found > goal:
                 break
             least = rung
@@ -284,7 +298,7 @@ def calibrate(question: Question, most: Bound, *, epsilon: float, delta: float, 
         progress(_confirming(x))
         found = pilot.confirm(goal, seed, attempt)
         if found <= goal:
-            return Bound(x, METHOD, failure_probability=failure)
+            return Bound(x, question.law.method, failure_probability=failure)
         x *= max(_RAISE, math.exp(math.log(found / goal) / slope) * 1.0005)
         pilot = at(x).pilot(seed, failure / _TRIES, pilot)
     return most
@@ -319,7 +333,7 @@ def epsilon(question: Question, most: Bound, *, sigma: float, delta: float, prog
         progress(_confirming(x))
         found, delta_there = Ladder.of(pilot.with_a_surer_line(seed), seed).confirm(goal, seed, attempt)
         if found is not None:
-            return Bound(found, METHOD, failure_probability=failure) if found < highest else most
+            return Bound(found, question.law.method, failure_probability=failure) if found < highest else most
         x *= math.exp(_RUNG * _RUNGS * _ABOVE + max(0.0, math.log(delta_there / goal)) / slope)
         pilot = at(x).pilot(seed, failure / _TRIES, pilot)
     return most
@@ -337,7 +351,7 @@ def delta(question: Question, most: Bound, *, sigma: float, epsilon: float, prog
     pilot = Pilot(first.point, first.sampler, first.values, first.shares, first.ratios, failure)
     progress(f"δ about {first.mean:.3g}: to be confirmed")
     found = pilot.confirm(math.inf, seed, 0) + failure
-    return Bound(found, METHOD, failure_probability=failure) if found < most.value else most
+    return Bound(found, question.law.method, failure_probability=failure) if found < most.value else most
 
 
 def _confirming(x: float) -> str:

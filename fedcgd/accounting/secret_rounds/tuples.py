@@ -8,15 +8,38 @@ of these probabilities. That alone bounds it: E[S^r] ≤ (E exp((r − 1)K))^(r/
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Law, Pairs, Turns
+from fedcgd.accounting.secret_rounds.law import Pairs, Turns
 from fedcgd.accounting.secret_rounds.overlaps import overlaps
 from fedcgd.mechanisms.mechanism import Vector
+
+
+class PairedLaw(ABC):
+    """A law of which pairs can be drawn, from which tuples are made."""
+
+    orders: ClassVar[tuple[int, ...]] = (2, 4, 6, 8, 10, 12, 16)
+    method: ClassVar[str] = (
+        "Monte Carlo over the privacy loss, exact chain of pairs and Ehrhard's inequality, with upper confidence bounds"
+    )
+
+    @abstractmethod
+    def pairs(self, columns: Columns, scale: float) -> Pairs:
+        """Pairs for θ/σ² = `scale`. Raises ValueError if their tables would be too large."""
+
+    def tuples(self, columns: Columns, sigma: float, order: int) -> "Tuples":
+        """Tuples of `order` users."""
+        return Tuples(columns, sigma, order, self.pairs(columns, (order - 1) / sigma**2))
+
+    def adding(self, columns: Columns, sigma: float, epsilon: float) -> float:
+        """There is no bound on adding without draws."""
+        return 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +51,15 @@ class Tuples:
     order: int
     chain: Pairs
 
-    @staticmethod
-    def of(columns: Columns, law: Law, sigma: float, order: int) -> "Tuples":
-        """Raises ValueError if the tables of the pairs would be too large."""
-        return Tuples(columns, sigma, order, law.pairs(columns, (order - 1) / sigma**2))
-
     @property
     def log_total(self) -> float:
         """log of at least E[S^r]. Infinite if it overflows."""
         return self.order / 2 * self.chain.log_total
+
+    @property
+    def cost(self) -> float:
+        """About the time of a tuple, in units of that of a draw."""
+        return self.order / 4
 
     def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Vector]:
         """The rounds of the users of `count` tuples, shape (most, r, count), and the probability of each to be accepted."""

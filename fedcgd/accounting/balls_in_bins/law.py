@@ -1,0 +1,118 @@
+"""Balls-in-Bins as a law of b atoms, one for each bin, as the accounting by draws asks for it.
+
+With u_j = m_j/σ and y_j = ⟨u_j, x⟩, Gaussian with covariance G, S = mean_j exp(y_j − G_jj/2). A user's "round" is its bin, and
+all that matters of C is the Gram matrix. Tuples of bins, whose weights make the moments
+of S, are drawn by stars (`star_proposal`).
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from fedcgd.accounting.balls_in_bins.add import add_bound
+from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
+from fedcgd.accounting.secret_rounds.law import LARGEST, Turns
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+
+_JITTER = (
+    1e-11  # of the largest entry, added to the diagonal: δ does not fall, and rounding makes no eigenvalue negative
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """⟨m_i, m_j⟩ of the bins, which stand for rounds."""
+
+    gram: Matrix
+    root: Matrix = field(init=False)
+    rounding: ClassVar[float] = 2e-5
+    """Single precision changes log S by less."""
+
+    def __post_init__(self) -> None:
+        gram = self.gram.copy()
+        gram[np.diag_indices(len(gram))] += _JITTER * gram.max()
+        object.__setattr__(self, "root", np.linalg.cholesky(gram).astype(np.float32))
+
+    @property
+    def rounds(self) -> int:
+        """b."""
+        return len(self.gram)
+
+    @property
+    def are_independent(self) -> bool:
+        """Whether no bin overlaps another, as for C = I."""
+        return int(np.count_nonzero(self.gram)) == len(self.gram)
+
+    @property
+    def squares(self) -> Vector:
+        """|m_j|²."""
+        return np.diag(self.gram)
+
+    @property
+    def entries(self) -> Vector:
+        """Numbers that the Gram matrix follows from, for a seed."""
+        scale = float(self.gram.max())
+        return np.concatenate([[scale], np.diag(self.gram) / scale, self.gram[0] / scale])
+
+    def noise(self, generator: np.random.Generator, count: int) -> Matrix:
+        """⟨m_j, z⟩ for standard normal z, shape (b, draws)."""
+        z = generator.standard_normal((self.rounds, count), dtype=np.float32)
+        return np.asarray(self.root @ z, dtype=np.float64)
+
+    def lifted(self, turns: Turns, noise: Matrix) -> tuple[Matrix, Vector, Vector]:
+        """What tuples of users bring: ⟨m_j, v⟩ with v the sum of their m, shape (b, draws); ⟨v, z⟩; and |v|²."""
+        bins, draws = turns[0], np.arange(turns.shape[-1])
+        lift = np.zeros((turns.shape[-1], self.rounds))
+        for each in bins:
+            lift += self.gram[each]
+        along = sum(noise[each, draws] for each in bins)
+        square = sum(lift[draws, each] for each in bins)
+        return np.ascontiguousarray(lift.T), np.asarray(along), np.asarray(square)
+
+
+@dataclass(frozen=True)
+class BinLaw:
+    """One bin of so many, each as likely."""
+
+    rounds: int
+    orders: ClassVar[tuple[int, ...]] = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+    method: ClassVar[str] = (
+        "Monte Carlo over the privacy loss with an upper confidence bound, both directions, seed derived from the question"
+    )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All that the law follows from, for a seed."""
+        return "balls-in-bins", str(self.rounds)
+
+    def likelihood(self, columns: Bins, sigma: float) -> "BinLikelihood":
+        """S with noise `sigma`."""
+        return BinLikelihood(columns.squares / (2 * sigma**2))
+
+    def tuples(self, columns: Bins, sigma: float, order: int) -> StarProposal:
+        """Those of `order` bins."""
+        return StarProposal.of(columns.gram / sigma**2, order)
+
+    def adding(self, columns: Bins, sigma: float, epsilon: float) -> float:
+        """A bound on δ of adding a user that needs no draws."""
+        return add_bound(columns.gram / sigma**2, epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class BinLikelihood:
+    """S for one σ: the mean of what the bins make."""
+
+    halves: Vector
+    gap: float = 0.0
+    cost: float = 1.0
+
+    def weights(self, x: Matrix) -> Matrix:
+        """exp(x_j − G_jj/2), shape (b, draws)."""
+        found = np.subtract(x, self.halves[:, None])
+        return np.asarray(np.exp(np.minimum(found, 700.0, out=found), out=found))
+
+    def bounds(self, weights: Matrix) -> tuple[Vector, Vector]:
+        """S twice."""
+        found = np.clip(weights.mean(axis=0), 1 / LARGEST, LARGEST)
+        return found, found
