@@ -135,15 +135,15 @@ def test_a_silo_that_sends_random_residues_is_named_and_left_out(tmp_path: Path,
     assert not any(f"silo-{i} was in" in caplog.text for i in range(count) if i != 2)
     assert result.complete
     assert (result.released + result.spent, result.spent) == (rounds, asked(grid, 102))
-    assert result.spent <= 4
+    assert result.spent <= 7  # of keys that are random; it was every round that it was in
     assert f"with {result.released} of {rounds} rounds released, {result.spent} spent without a model" in caplog.text
     assert verify(real.ledger).problems == ()
 
 
 def test_who_is_left_out_stays_so_when_the_run_goes_on(tmp_path: Path) -> None:
     real = RealKeepers(tmp_path, nodes=2)
-    options = {"participation": Participation(rounds=16, min_separation=2), "cohort_size": 8}
-    real.make(**options).start(silos(real, 4, 6, cheater=2), record(np.zeros(SIZE)), num_rounds=10)
+    options = {"participation": Participation(rounds=20, min_separation=2), "cohort_size": 8}
+    real.make(**options).start(silos(real, 4, 6, cheater=2), record(np.zeros(SIZE)), num_rounds=16)
     grid = silos(real, 4, 6, cheater=2)
     result = real.make(**options).start(grid, record(np.zeros(SIZE)))
     assert result.complete
@@ -184,7 +184,7 @@ def test_two_nodes_that_seal_the_same_seed_are_named_and_spend_no_round(tmp_path
                 cheating.clear()
 
         grid.nodes[node_id].app = answered
-    options = {"participation": Participation(rounds=8, min_separation=2), "cohort_size": 12}
+    options = {"participation": Participation(rounds=8), "cohort_size": 30}  # every node is on every list
     with caplog.at_level(logging.WARNING):
         result = real.make(**options).start(grid, record(np.zeros(SIZE)))
     assert (result.released, result.spent) == (8, 0)
