@@ -213,7 +213,7 @@ class Plan:
         Raises:
             ValueError: for what it cannot have written, and for more rounds than a run of others may have here.
         """
-        described = conform(description, _DESCRIPTION, "a plan")
+        described = conform(description, PLAN_FORM, "a plan")
         if (rounds := described["participation"]["rounds"]) > _MOST_ROUNDS:
             raise MalformedError(f"rounds must be at most {_MOST_ROUNDS} in a description of a plan, got {rounds}")
         return Plan(
@@ -226,8 +226,8 @@ class Plan:
 
 
 _MOST_ROUNDS = 1_000_000
-_DESCRIPTION = {
-    "mechanism": dict,
+PLAN_FORM: dict[Any, Any] = {
+    "mechanism": {"name": str, str: object},
     "participation": {
         "rounds": int,
         "min_separation": Optional(int),
@@ -240,6 +240,7 @@ _DESCRIPTION = {
     "noise_multiplier": float,
     "delta": float,
 }
+"""What a plan's description has, for `fedcgd.untrusted.conform`."""
 
 
 def plan_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -30,6 +30,10 @@ LONG = {
     "curvature/test_curvature_measure.py": "measures losses",
     "experiments": "studies: they are not installed",
     "optimisation/test_optimisation_peers.py": "errors of other libraries' mechanisms; σ is that of whatever was found",
+    "project/test_documentation_site.py": "pages and pictures",
+    "project/test_example_flower.py": "programs to copy, trained until they learn",
+    "project/test_example_language.py": "programs to copy, trained until they learn",
+    "project/test_examples.py": "programs to copy, trained until they learn",
     "simulations": "a program that is not installed",
 }
 """Files and folders that `make test` leaves out, and why no ε of a run depends on them. So it does with the tests that start Ray,

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -26,13 +27,13 @@ class Batches:
     Args:
         participation: that of the plan.
         examples: how many there are.
-        key: the secret that decides.
+        key: makes the secret that decides, when it is first needed.
 
     Raises:
         ValueError: if rounds without sampling are more than the examples, so that some have none.
     """
 
-    def __init__(self, participation: Participation, examples: int, key: bytes) -> None:
+    def __init__(self, participation: Participation, examples: int, key: Callable[[], bytes]) -> None:
         self._participation, self._examples, self._key = participation, examples, key
         self._parts = max(participation.min_separation, math.ceil(participation.rounds / participation.participations))
         if not participation.is_secret and examples < self._parts:
@@ -56,14 +57,14 @@ class Batches:
         rows, rate = self._groups[round % len(self._groups)], self._participation.sampling_rate
         if rate is None or rate >= 1 or self._participation.sampling == "b-min-sep":
             return rows
-        stream = hashlib.shake_256(self._key + b"fedcgd batches " + f"round {round}".encode())
+        stream = hashlib.shake_256(self._key() + b"fedcgd batches " + f"round {round}".encode())
         draws = np.frombuffer(stream.digest(8 * len(rows)), dtype="<u8")
         return rows[draws < np.uint64(int(rate * 2**64))]  # as integers, so that no rounding raises the rate
 
     @cached_property
     def _groups(self) -> list[Rows]:
         """The examples of each bin, of each part of the fixed split, or of each round."""
-        participation, key = self._participation, self._key
+        participation, key = self._participation, self._key()
         names = list(map(str, range(self._examples)))
         match participation.sampling:
             case "balls-in-bins":

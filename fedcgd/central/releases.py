@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedcgd.central.ranks import Ranks
 from fedcgd.ledger import Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.tensors import sum_digest
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 from fedcgd.release import array_noise, lattice_of
 from fedcgd.release.tensors import tensor_noise
@@ -60,6 +62,12 @@ class Releases:
             if record is None:
                 return "" if key.simulated else secrets.token_hex(16)
             self._ledger = Ledger.open(record, plan=plan, configuration=configuration, key=key)
+            if others := self._ledger.other_runs():
+                warnings.warn(
+                    f"{so_many(len(others), 'earlier run has', 'earlier runs have')} released rounds by this key's register: for "
+                    "everybody in one of them and in this one ε composes; fedcgd ledger compose with their ledgers says to what",
+                    stacklevel=5,
+                )
             return self._ledger.stream_id
 
         self.run = ranks.from_first(opened)

@@ -99,6 +99,7 @@ class PrivateGradient:
         self._device, size = next(iter(trained.values())).device, sum(self._sizes)
         self._gradients = ExampleGradients(model, loss, spread=group is not None)
         self._examples = Examples(data, transform, augmentation_multiplicity, self._device)
+        self._batches = Batches(plan.participation, len(data), lambda: self._secret)
         self._ranks = ranks = Ranks(group)
         settings = {"kind": "central", "examples": len(data), "parameters": size}
         ranks.agree({"plan and data": (repr(plan), settings), "the key": key.fingerprint, "parameters": self._shapes})
@@ -110,7 +111,6 @@ class PrivateGradient:
             plan, key, size, record=record, configuration=settings, device=self._device, ranks=ranks
         )
         self._secret = key.choices_of(self._releases.run)
-        self._batches = Batches(plan.participation, len(data), self._secret)
         most = math.ceil(self._batches.planned_size / ranks.count) if group is not None else _MOST_AT_ONCE
         self._micro_batch = micro_batch or max(1, min(most, _MOST_AT_ONCE, CHUNK_ENTRIES // size))
         self._noiseless, self._clip_norm = plan.noiseless, plan.clip_norm

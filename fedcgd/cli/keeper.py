@@ -1,6 +1,5 @@
 """`fedcgd keeper`: a keeper's key and card, what it has opened, whether all keepers were told the same, and its end."""
 
-import json as json_format
 import logging
 from contextlib import suppress
 from dataclasses import replace
@@ -22,9 +21,10 @@ from fedcgd.keepers.cards import KeeperKey, Keepers, check_name, host_and_port
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.service import KeeperService
 from fedcgd.keepers.tls import Tls
-from fedcgd.keepers.verification import contradictions
+from fedcgd.keepers.verification import AGREED, contradictions
 from fedcgd.noise.keys import delete_key_file
 from fedcgd.numeric import so_many
+from fedcgd.untrusted import parse_json
 
 
 def new(asked: NewKeeperOptions) -> None:
@@ -150,7 +150,11 @@ def _of_key(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     found = read(record) if record.is_file() else None
     every = () if found is None else found.openings
     openings, evaluations = ([opened.round for opened in every if opened.kind == kind] for kind in get_args(Kind))
-    agreed = None if found is None or found.agreement is None else json_format.loads(found.agreement)
+    agreed = (
+        None
+        if found is None or found.agreement is None
+        else parse_json(found.agreement, AGREED, "the agreement on record")
+    )
     rows = [
         ("key", "deleted" if fingerprint is None else f"fingerprint {fingerprint}"),
         ("rounds opened", f"{len(openings)}" + (f", the last is {openings[-1]}" if openings else "")),

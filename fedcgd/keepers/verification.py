@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedcgd.keepers.agreement import EVALUATION, TRAINING
 from fedcgd.keepers.record import Recorded
 from fedcgd.ledger import openings
 from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.store import reader, stored_run
+from fedcgd.plan import PLAN_FORM
 from fedcgd.untrusted import Optional, clean, parse_json
 
 
@@ -35,6 +37,16 @@ def contradictions(records: Mapping[str, Recorded], ledger: Path | None = None) 
             problems.append(f"{_round(kind, round)}: different lists were opened by {groups}")
     return problems if ledger is None else problems + _beside_the_ledger(records, lists, ledger)
 
+
+AGREED: dict[Any, Any] = {
+    "run": str,
+    "size": int,
+    "keepers": str,
+    "plan": PLAN_FORM,
+    EVALUATION: Optional({"plan": PLAN_FORM, str: object}),
+    str: object,
+}
+"""What a keeper's record says of the agreement, as far as it is read."""
 
 _Lists = dict[tuple[str, int], dict[bytes, list[str]]]
 """(kind, round) → what was opened → by which keepers."""
@@ -73,9 +85,7 @@ def _beside_the_ledger(records: Mapping[str, Recorded], lists: _Lists, ledger: P
             problems.append(f"{name} ({clean(record.key_fingerprint)}) is none of the keepers in {ledger}")
         if record.agreement is None:
             continue
-        agreed = parse_json(
-            record.agreement, {"run": str, "plan": dict, EVALUATION: Optional(dict), str: object}, f"{name}'s agreement"
-        )
+        agreed = parse_json(record.agreement, AGREED, f"the agreement of {name}")
         if agreed["run"] != run.stream_id:
             problems.append(f"{name} has served another run than that of {ledger}")
         wanted = run.planned

@@ -2,16 +2,13 @@
 
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from opacus.accountants import IAccountant
 from torch import Tensor
 
 from fedcgd.noise import STREAM
 from fedcgd.plan import Plan, plan_differences
-
-if TYPE_CHECKING:
-    from fedcgd.opacus.earlier_runs import RunExamples
 
 _NO_RECORD = (
     "nothing says whether rounds after the {rounds} of this checkpoint were released by a process that has ended since: there "
@@ -61,6 +58,18 @@ class StepListener(Protocol):
         ...
 
 
+class SharedExamples(Protocol):
+    """The examples of a run, which other runs of this process may have too."""
+
+    def tell(self, run: str) -> None:
+        """Warn if another run than `run` has released something of them."""
+        ...
+
+    def note_release(self, run: str) -> None:
+        """Something of them is released by `run`."""
+        ...
+
+
 class NullAccountant(IAccountant):  # type: ignore[misc]
     """What an engine answers before it has made a run private."""
 
@@ -104,7 +113,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         fingerprint: str = "",
         assumed_independent: str | None = None,
         recorded: bool = False,
-        examples: "RunExamples | None" = None,
+        examples: "SharedExamples | None" = None,
     ) -> None:
         """The tracker of a run that has released nothing.
 

@@ -472,3 +472,18 @@ def test_inflate_gives_what_was_packed_and_no_more() -> None:
         with pytest.raises(MalformedError, match="it cannot be unpacked"):
             inflate(changed, most, "it")
     assert inflate(zlib.compress(b""), 0, "it") == b""
+
+
+def test_a_keepers_record_with_any_wrong_value_in_its_agreement_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "court.key"
+    keepers = Keepers(cards=(KeeperKey.from_file(path, create=True).card("court"),), colluding=0)
+    line, _ = request(keepers, LambdaCGD(0.9))
+    record = tmp_path / "court.key.record"
+    good = line["agreement"]
+    for place in places(good):
+        for wrong in (None, [], {}, "\x1b[2J"):
+            with closing(sqlite3.connect(record)) as connection, connection:
+                connection.execute("UPDATE run SET agreement = ?", (json.dumps(replaced(good, place, wrong)),))
+            said = command("keeper", "show", path)
+            assert said.exit_code in (0, 2), place
+            assert all(is_clean(line) for line in said.output.split("\n"))

@@ -26,7 +26,7 @@ SIZES = {"none, fewer times": 75.0, "full batches": 600.0, "everybody by Poisson
 
 
 def batches(name, key=1):
-    made = Batches(SAMPLINGS[name], EXAMPLES, NoiseKey.simulation(key).choices)
+    made = Batches(SAMPLINGS[name], EXAMPLES, lambda: NoiseKey.simulation(key).choices)
     return made, [made.rows(t).tolist() for t in range(ROUNDS)]
 
 
@@ -85,4 +85,4 @@ def test_coins_are_fair_and_independent(name):
 
 def test_too_few_examples_are_refused():
     with pytest.raises(ValueError, match="5 examples are too few for 6"):
-        Batches(SAMPLINGS["none"], 5, bytes(32))
+        Batches(SAMPLINGS["none"], 5, bytes)

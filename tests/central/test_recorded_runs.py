@@ -234,6 +234,24 @@ def test_with_a_record_it_is_the_same_release(tmp_path, sums, monkeypatch):
     assert torch.equal(Process(tmp_path / "run.db").train(), process.train())
 
 
+def test_the_same_run_begins_once_and_another_one_is_reported(tmp_path):
+    def key():
+        return NoiseKey.from_file(tmp_path / "noise.key", create=True)
+
+    Process(tmp_path / "a.db", key=key()).train(2)
+    with pytest.raises(ValueError, match="began the same run"):
+        Process(tmp_path / "b.db", key=key())
+    fewer = TensorDataset(*(part[:23] for part in data().tensors))
+    with pytest.warns(UserWarning, match="1 earlier run has"):
+        Process(tmp_path / "b.db", key=key(), data=fewer)
+
+
+def test_too_few_examples_leave_no_ledger(tmp_path):
+    with pytest.raises(ValueError, match="2 examples are too few"):
+        Process(tmp_path / "run.db", data=TensorDataset(torch.zeros(2, 5), torch.zeros(2, dtype=torch.long)))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_step_is_not_copied(tmp_path):
     """Two copies would release the same rounds."""
     with pytest.raises(TypeError):

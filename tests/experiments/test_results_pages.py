@@ -188,3 +188,44 @@ def test_the_tables_of_samplings_are_the_kept_ones() -> None:
     assert len(tables) == 3
     for name, table in (tables | {"separations": benchmark.separations(rows)}).items():
         assert f"<!-- {name} -->\n\n{table}\n\n<!-- end -->" in page
+
+
+def test_the_numbers_of_cifar_are_those_of_its_trainings() -> None:
+    """Mean and standard deviation of the test accuracies, and differences of seeds; the first page has the means."""
+    page, readme = (ROOT / "docs" / "results.md").read_text(), (ROOT / "README.md").read_text()
+    tests: dict[tuple[str, float], dict[int, float]] = {}
+    for row in Results(RESULTS / "cifar10-scattering-4.jsonl").rows():
+        if row["split"] == "test":
+            tests.setdefault((row["sampling"], row["epsilon"]), {})[row["seed"]] = 100 * row["accuracy"]
+    tests = {cell: {seed: seeds[seed] for seed in (1000, 1001)} for cell, seeds in tests.items()}  # those of both arms
+    for label, sampling in (("λ-CGD, λ = 0.95, nothing secret", "none"), ("DP-SGD, Poisson sampling", "poisson")):
+        cells = [tests[sampling, epsilon].values() for epsilon in (1.0, 3.0, 8.0)]
+        [line] = [line for line in page.splitlines() if line.startswith(f"| {label}")]
+        assert line.endswith("| " + " | ".join(f"{fmean(one):.1f} ± {stdev(one):.1f}" for one in cells) + " |")
+        assert " / ".join(f"{fmean(one):.1f}" for one in cells) + " %" in readme
+    [line] = [line for line in page.splitlines() if line.startswith("| difference, by seed")]
+    shown = [float(number.replace("−", "-")) for number in re.findall(r"[−+]?\d\.\d", line)]
+    both = [(tests["none", epsilon], tests["poisson", epsilon]) for epsilon in (1.0, 3.0, 8.0)]
+    assert shown == pytest.approx(
+        [ours[seed] - theirs[seed] for ours, theirs in both for seed in (1000, 1001)], abs=0.06
+    )
+
+
+def test_the_first_page_says_what_the_picture_of_digits_does() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = {row["epsilon"]: row for row in json.loads((RESULTS / "planner-digits.json").read_text())}
+    mean = {
+        (label, epsilon): 100 * fmean(row[label])
+        for epsilon, row in rows.items()
+        for label in ("plan, nothing secret", "dp-sgd, nothing secret", "dp-sgd, full batch", "dp-sgd, poisson")
+    }
+    gains = [mean["plan, nothing secret", e] - mean["dp-sgd, nothing secret", e] for e in (1.0, 4.0)]
+    assert f"**+{gains[0]:.0f}** at ε = 1, **+{gains[1]:.0f}** at ε = 4" in readme
+    assert [round(mean["dp-sgd, full batch", e]) for e in (1.0, 4.0)] == [84, 92]
+    assert "(84 and 92 %)" in readme
+    assert [round(mean["dp-sgd, poisson", e]) for e in (1.0, 4.0)] == [84, 92]
+    guide = (ROOT / "docs" / "guides" / "planning.md").read_text()
+    for epsilon in rows:
+        cells = (mean[label, epsilon] for label in
+                 ("dp-sgd, nothing secret", "dp-sgd, full batch", "plan, nothing secret", "dp-sgd, poisson"))  # fmt: skip
+        assert f"| {epsilon:g} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |" in guide
