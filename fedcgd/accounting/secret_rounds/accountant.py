@@ -7,6 +7,7 @@ import numpy as np
 
 from fedcgd.accounting.accountant import Bound, Progress
 from fedcgd.accounting.amplified import ProfileAccountant
+from fedcgd.accounting.sampled import LARGEST_MULTIPLIER
 from fedcgd.accounting.secret_rounds import search
 from fedcgd.accounting.secret_rounds.search import Question
 from fedcgd.mechanisms.mechanism import Matrix, Vector
@@ -37,14 +38,24 @@ class SecretRoundsAccountant(ProfileAccountant):
         return np.asarray(np.log(likelihood.bounds(likelihood.weights(x))[1]))
 
     def _search_sigma(self, most: Bound, epsilon: float, delta: float, progress: Progress) -> Bound:
+        if self._is_beyond_draws(most.value, self.participation.rounds):
+            return most
         question = self._question(self.participation.rounds)
         return search.calibrate(question, most, epsilon=epsilon, delta=delta, progress=progress)
 
     def _search_epsilon(self, most: Bound, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
+        if self._is_beyond_draws(sigma, released):
+            return most
         return search.epsilon(self._question(released), most, sigma=sigma, delta=delta, progress=progress)
 
     def _search_delta(self, most: Bound, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
+        if self._is_beyond_draws(sigma, released):
+            return most
         return search.delta(self._question(released), most, sigma=sigma, epsilon=epsilon, progress=progress)
+
+    def _is_beyond_draws(self, sigma: float, released: int) -> bool:
+        """Whether there is so much noise that rounding outweighs the loss."""
+        return sigma > LARGEST_MULTIPLIER * self.gaussian_mu(1.0, released).value
 
     @abstractmethod
     def _question(self, released: int) -> Question:
