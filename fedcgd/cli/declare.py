@@ -4,15 +4,15 @@ On Click alone. What a command does is imported when it is called, so that its h
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
-from fedcgd.cli.usage import CarefulCommand, CarefulGroup
+from fedcgd.cli.usage import CarefulCommand
 
 
 class Option:
@@ -97,35 +97,6 @@ def command(name: str | None, options: type, run: Callable[[Any], int | None]) -
         help=inspect.cleandoc(options.__doc__ or ""),
         callback=lambda **values: run(options(**values)),
     )
-
-
-def of_function(function: Callable[..., None], name: str | None = None) -> CarefulCommand:
-    """The command whose options are the parameters of `function`; for one that is a dataclass, its fields."""
-    parameters = inspect.signature(function, eval_str=True).parameters.values()
-    shared: Any = tuple(each.annotation for each in parameters if is_dataclass(each.annotation))
-    own = {each.name: each for each in parameters if each.annotation not in shared}
-    options = make_dataclass(
-        function.__name__,
-        [(each.name, each.annotation, field(default=_default(each))) for each in own.values()],
-        bases=shared,
-        namespace={"__doc__": function.__doc__},
-        frozen=True,
-        kw_only=True,
-    )
-
-    def run(given: Any) -> None:
-        function(*[given] * len(shared), **{name: getattr(given, name) for name in own})
-
-    return command(name, options, run)
-
-
-def _default(parameter: inspect.Parameter) -> Any:
-    return MISSING if parameter.default is inspect.Parameter.empty else parameter.default
-
-
-def group_of(functions: Mapping[str, Callable[..., None]], *, help: str) -> CarefulGroup:
-    """Commands by their names, each of a function."""
-    return CarefulGroup(commands={name: of_function(function, name) for name, function in functions.items()}, help=help)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> click.Parameter:

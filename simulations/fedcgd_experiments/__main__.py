@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import click
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fedcgd.cli.declare import Argument, Option, group_of
+from fedcgd.cli.declare import Argument, Option
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
@@ -29,6 +29,7 @@ from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Study
 from fedcgd_experiments.tables import Found, accuracy, fill, point_class
 from fedcgd_experiments.training import outcome, planned_rates, training, widened
+from fedcgd_simulations.commands import group_of
 
 console = Console()
 
@@ -126,7 +127,9 @@ def train_command(
         task=task, model=model, mechanism=mechanism, sampling=sampling, epsilon=epsilon[0], delta=delta, steps=steps,
         epochs=epochs, learning_rate=1.0, momentum=momentum, schedule=schedule, clip_norm=clip_norm, seed=0,
     )  # fmt: skip
-    rates = {one: learning_rate or planned_rates(replace(point, epsilon=one), trainer) for one in sorted(epsilon)}
+    rates: dict[float, Sequence[float]] = {
+        one: learning_rate or planned_rates(replace(point, epsilon=one), trainer) for one in sorted(epsilon)
+    }
     found, at_once = Results(results / f"{task}-{model}.jsonl"), processes or os.cpu_count() or 1
     while not learning_rate:  # until the best of the planned rates lies between others
         study = training(point, rates, seeds=0)

@@ -16,10 +16,10 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.normals import normals
 from fedcgd.noise.quantisation import DITHER, Lattice, add_values
 from fedcgd.opacus.batches import RoundBatches
-from fedcgd.opacus.clipped_sum import MARGIN
+from fedcgd.opacus.clipped_sum import GRID_LOSS, MARGIN
 from fedcgd.opacus.release_tracker import ReleaseTracker
-from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.plan import Plan
+from fedcgd.release import lattice_of
 from fedcgd_experiments.point import Descent, descent
 from fedcgd_simulations.task import Examples
 
@@ -97,7 +97,7 @@ class _Noise:
 
     def __init__(self, plans: Sequence[Plan], key: NoiseKey, size: int) -> None:
         rounds = plans[0].participation.rounds
-        grids = {plan.clip_norm: RoundNoise(plan, key, size, None).lattice.step for plan in plans}
+        grids = {plan.clip_norm: lattice_of(plan, size, relative_loss=GRID_LOSS).step for plan in plans}
         stream = NoiseStream(key.noise_of(""))
         self._words = np.zeros((rounds, size), np.int64)
         for round in range(rounds):

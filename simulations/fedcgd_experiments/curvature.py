@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from torch import nn
 
-from fedcgd.cli.declare import Argument, Option, group_of
+from fedcgd.cli.declare import Argument, Option
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.public import pretrained
 from fedcgd_experiments.central import CentralTrainer, claim, plan_of, train_engine
@@ -26,6 +26,7 @@ from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
 from fedcgd_experiments.results import Results, claims
 from fedcgd_experiments.runner import carry_out
 from fedcgd_experiments.tables import markdown, spread
+from fedcgd_simulations.commands import group_of
 from fedcgd_simulations.public import public_examples
 
 PRIVATE = "private examples, for the experiment alone: covered by no ε"

@@ -17,12 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fedcgd.cli.declare import Option, of_function
+from fedcgd.cli.declare import Option
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
 from fedcgd_experiments.paper_numbers import FIGURES, Numbers
 from fedcgd_experiments.plots import save
 from fedcgd_experiments.runner import within
+from fedcgd_simulations.commands import of_function
 from fedcgd_simulations.report import write_json
 
 console = Console()

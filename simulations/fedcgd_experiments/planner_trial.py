@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from sklearn import datasets
 
 from fedcgd.accounting import calibrate, gaussian
-from fedcgd.cli.declare import Argument, group_of
+from fedcgd.cli.declare import Argument
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.optimisation import catalogue
@@ -45,6 +45,7 @@ from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.central_softmax import inverse_of
 from fedcgd_experiments.point import CentralPoint
 from fedcgd_experiments.tables import markdown
+from fedcgd_simulations.commands import group_of
 from fedcgd_simulations.tasks import fashion_mnist, tweets
 from fedcgd_simulations.text import hashed_bag
 

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.cli.declare import Option, of_function
+from fedcgd.cli.declare import Option
 from fedcgd.planning import LinearModel, Question, plan_recipes
 from fedcgd.planning.render import run_configuration
+from fedcgd_simulations.commands import of_function
 from fedcgd_simulations.flower_runs import local_superlink, run_app
 from fedcgd_simulations.report import plot_accuracy, summary
 

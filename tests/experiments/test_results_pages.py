@@ -197,7 +197,7 @@ def test_the_numbers_of_cifar_are_those_of_its_trainings() -> None:
     for row in Results(RESULTS / "cifar10-scattering-4.jsonl").rows():
         if row["split"] == "test":
             tests.setdefault((row["sampling"], row["epsilon"]), {})[row["seed"]] = 100 * row["accuracy"]
-    assert {len(seeds) for seeds in tests.values()} == {2}
+    tests = {cell: {seed: seeds[seed] for seed in (1000, 1001)} for cell, seeds in tests.items()}  # those of both arms
     for label, sampling in (("λ-CGD, λ = 0.95, nothing secret", "none"), ("DP-SGD, Poisson sampling", "poisson")):
         cells = [tests[sampling, epsilon].values() for epsilon in (1.0, 3.0, 8.0)]
         [line] = [line for line in page.splitlines() if line.startswith(f"| {label}")]

@@ -109,7 +109,8 @@ def test_a_block_of_the_readme_runs_with_what_its_section_says_to_install(instal
 
 
 def test_the_readme_says_what_its_blocks_need() -> None:
-    assert sorted(install for install, _ in readme_blocks()) == ["", '".[flower]"', '".[opacus]" scikit-learn', '".[torch]" scikit-learn']
+    said = ["", '".[flower]"', '".[opacus]" scikit-learn', '".[torch]" scikit-learn']
+    assert sorted(install for install, _ in readme_blocks()) == said
 
 
 def test_a_mechanism_is_optimised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
