@@ -354,7 +354,7 @@ def test_cache_is_read_checked_and_mended(tmp_path: Path) -> None:
     reports: list[int] = []
     first = catalogue.mechanism("banded-toeplitz:4", many, progress=lambda done, value: reports.append(done))
     assert reports
-    [path] = tmp_path.glob("*.json")
+    [path] = tmp_path.rglob("*.json")
     reports.clear()
     assert catalogue.mechanism("banded-toeplitz:4", many, progress=lambda done, value: reports.append(done)) == first
     assert not reports  # read, not found again
@@ -370,7 +370,7 @@ def test_cache_is_read_checked_and_mended(tmp_path: Path) -> None:
         assert catalogue.mechanism("banded-toeplitz:4", many) == first
         assert json.loads(path.read_text()) == content
     assert catalogue.mechanism("banded-toeplitz:5", many) != first
-    assert len(list(tmp_path.glob("*.json"))) == 2
+    assert len(list(tmp_path.rglob("*.json"))) == 2
 
 
 @pytest.mark.parametrize(
