@@ -38,6 +38,11 @@ class Examples:
                 "augmentation_multiplicity must be at least 1, and above 1 needs a transform, which is called so often for each "
                 f"example; got {copies} and transform={transform}"
             )
+        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+            raise TypeError(
+                f"data must have len(data) and data[i], as a torch.utils.data.Dataset, got {type(data).__name__}: give the data "
+                "set itself, not its loader; the plan and the key make the batches"
+            )
         if not len(data):
             raise ValueError("the data set has no examples")
         if not isinstance(data[0], tuple | list) or len(data[0]) < 2:
@@ -62,12 +67,29 @@ class Examples:
             return [part[index.to(part.device)].unsqueeze(1).to(self._device) for part in self._data.tensors]
         with seeded(seed):
             read = [default_collate(self._copies_of(int(i), seed)) for i in rows]
-        return [torch.stack(parts).to(self._device) for parts in zip(*read, strict=True)]
+        return [self._stacked(parts) for parts in zip(*read, strict=True)]
+
+    def _stacked(self, parts: tuple[Tensor, ...]) -> Tensor:
+        other = next((part.shape[1:] for part in parts if part.shape != parts[0].shape), None)
+        if other is not None:
+            raise ValueError(
+                f"examples must have one shape, got {tuple(parts[0].shape[1:])} and {tuple(other)}: pad or cut each to a fixed "
+                "one in data[i], or take micro_batch=1, which computes them one by one"
+            )
+        return torch.stack(parts).to(self._device)
 
     def _copies_of(self, i: int, seed: bytes) -> list[Any]:
         torch.default_generator.manual_seed(number_of(seed, f"example {i}"))
         example, change = self._data[i], self._transform
-        return [example] if change is None else [change(*example) for _ in range(self._copies)]
+        if change is None:
+            return [example]
+        copies = [change(*example) for _ in range(self._copies)]
+        if not isinstance(copies[0], tuple | list) or len(copies[0]) != len(example):
+            raise TypeError(
+                f"transform must return a tuple of the {len(example)} parts (*inputs, target) that it is given, got "
+                f"{type(copies[0]).__name__}"
+            )
+        return copies
 
 
 @contextmanager

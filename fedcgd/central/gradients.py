@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +41,7 @@ class ExampleGradients:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, *, spread: bool = False) -> None:
-        for name, module in model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-                raise ValueError(
-                    f"module {name!r} is {type(module).__name__} in training, whose statistics are of many examples: take "
-                    "GroupNorm (opacus.validators.ModuleValidator.fix(model) does), or keep it as it is by its eval()"
-                )
+        _refuse_batch_norm(model)
         self._model, self._loss = model, loss
         self._layers = layerwise.layers_of(model)
         self._looped = False
@@ -62,12 +58,12 @@ class ExampleGradients:
             ValueError: if the model writes to a parameter or a buffer.
             Exception: what model or loss raise.
         """
-        if self._layers is not None and not self._frozen and len(examples) == 2 and examples[0].shape[1] == 1:
+        plain = self._layers is not None and self._called is self._model
+        if plain and not self._looped and len(examples) == 2 and examples[0].shape[1] == 1:
             inputs, targets = (part[:, 0] for part in examples)
-            try:
+            # What is wrong in another way, too, says so below.
+            with suppress(layerwise.UnusualShapeError, RuntimeError):
                 return layerwise.gradients(self._layers, self._loss, trained, inputs, targets)
-            except layerwise.UnusualShapeError:
-                pass
         kept = self._kept()
         if not self._looped:
             try:
@@ -90,7 +86,7 @@ class ExampleGradients:
         found = [value.new_empty(len(examples[0]), value.numel()) for value in trained.values()]
         for i, example in enumerate(zip(*examples, strict=True)):
             leaves = {name: value.clone().requires_grad_() for name, value in trained.items()}
-            kept = self._kept()
+            kept = {name: value.clone() for name, value in {**self._kept(), **self._frozen}.items()}
             copies = [self._loss_of(leaves, kept, *one) for one in zip(*example, strict=True)]
             loss = torch.stack(copies).mean()
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -107,15 +103,18 @@ class ExampleGradients:
 
     def _loss_of(self, trained: Named, kept: Named, *copy: Tensor) -> Tensor:
         *inputs, target = (part.unsqueeze(0) for part in copy)
-        return self._loss(
-            functional_call(self._called, {**self._frozen, **kept, **trained}, tuple(inputs)), target
-        ).sum()
+        values = {**self._frozen, **kept, **trained}
+        placed = {place: values[name] for place, name in self._places.items()}
+        # A module with two names would keep what `functional_call` puts in both: so all of its tensors are named here, once.
+        return self._loss(functional_call(self._called, placed, tuple(inputs), tie_weights=False), target).sum()
 
     def begin(self, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Copies of the values of `trained`, for the calls of one round; all processes over which they are spread do this."""
+        _refuse_batch_norm(self._model)
         self._versions = {name: p._version for name, p in self._model.named_parameters()}
+        self._places = _places(self._model)
         spread = any(isinstance(p, DTensor) for p in self._model.parameters())
-        self._called, self._frozen = self._model, {}
+        self._called = self._model
         if spread:
             if self._structure is None:
                 raise ValueError(
@@ -124,7 +123,7 @@ class ExampleGradients:
             for module, structure in zip(self._model.modules(), self._structure.modules(), strict=True):
                 structure.training = module.training
             self._called = self._structure
-            self._frozen = {name: _whole(p) for name, p in self._model.named_parameters() if name not in trained}
+        self._frozen = {name: _whole(p) for name, p in self._model.named_parameters() if name not in trained}
         return {name: _whole(p).clone() for name, p in trained.items()}
 
     def _kept(self) -> dict[str, Tensor]:
@@ -140,6 +139,28 @@ class ExampleGradients:
                 "the layer in eval mode, or take one that keeps nothing (GroupNorm in the place of BatchNorm, an embedding "
                 "without max_norm)"
             )
+
+
+def _refuse_batch_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise ValueError(
+                f"module {name!r} is {type(module).__name__} in training, whose statistics are of many examples: take "
+                "GroupNorm (opacus.validators.ModuleValidator.fix(model) does), or keep it as it is by its eval(), after "
+                "each train() of the model"
+            )
+
+
+def _places(model: nn.Module) -> dict[str, str]:
+    """Where the model has parameters and buffers, each module once, and the name of what is there."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    names = {id(tensor): name for name, tensor in tensors}
+    return {
+        f"{path}.{name}" if path else name: names[id(tensor)]
+        for path, module in model.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -120,8 +120,7 @@ class Releases:
                 return None
             self._noise.add(steps, earlier=self._nonces[:round], attempt=0, join=lambda _: self._nonces[round])
         else:
-            self._nonces.append(self._release_first(steps, rows, digest))
-            self._digests[round] = digest
+            self._release_first(steps, rows, digest)
         noised: Tensor = torch.from_numpy(steps) if self._as_array else steps
         if self._gathers:  # each rank's own slice has its noise
             parts = torch.zeros_like(noised)
@@ -130,22 +129,26 @@ class Releases:
             return parts
         return noised
 
-    def _release_first(self, steps: Any, rows: Rows, digest: str) -> int:
+    def _release_first(self, steps: Any, rows: Rows, digest: str) -> None:
         ledger: Any = self._ledger  # of rank 0
         round, together = self.count, self._ranks.from_first
         if not self.recorded:
-            return self._noise.add(steps, earlier=self._nonces, attempt=0, join=lambda nonce: together(lambda: nonce))
-        attempt = together(lambda: ledger.plan_round(round, [str(i) for i in rows]))
+            nonce = self._noise.add(steps, earlier=self._nonces, attempt=0, join=lambda nonce: together(lambda: nonce))
+            self._nonces.append(nonce)
+            return
 
         def record(nonce: int) -> int:
             ledger.record_aggregated(round, attempt, nonce)
             return nonce
 
         try:
+            attempt = together(lambda: ledger.plan_round(round, [str(i) for i in rows]))
             nonce = self._noise.add(
                 steps, earlier=self._nonces, attempt=attempt, join=lambda nonce: together(lambda: record(nonce))
             )
             together(lambda: ledger.record_released(round, attempt, b"", metrics={"sum": digest}))
+            self._nonces.append(nonce)
+            self._digests[round] = digest
         except BaseException as error:
             if ledger is not None:
                 with suppress(Exception):  # the first error is the one to show
@@ -153,7 +156,6 @@ class Releases:
             if self._ranks.count == 1:
                 self._read_ledger()
             raise
-        return nonce
 
     def _digest(self, total: Tensor, round: int) -> str:
         """What tells the sum of a round from others to whoever knows the key, and says nothing to anybody else."""

@@ -58,7 +58,7 @@ class PrivateGradient:
 
     Raises:
         TypeError: for what is no key, no plan or no tuple.
-        ValueError: for BatchNorm in training; if nothing is trained; and as `Ledger.open` does.
+        ValueError: for BatchNorm in training; if nothing is trained; for a `micro_batch` below 1; and as `Ledger.open` does.
 
     >>> from torch.utils.data import TensorDataset
     >>> from fedcgd import LambdaCGD, Participation
@@ -89,6 +89,8 @@ class PrivateGradient:
             raise TypeError(f"key must be a NoiseKey, for example NoiseKey.generate(); got {type(key).__name__}")
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a fedcgd.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
+        if micro_batch is not None and micro_batch < 1:
+            raise ValueError(f"micro_batch must be at least 1, or None for as many as fit in 32 MiB; got {micro_batch}")
         self.plan = plan
         self._round = 0
         self._model, trained = model, _trained(model)
@@ -112,7 +114,9 @@ class PrivateGradient:
         )
         self._secret = key.choices_of(self._releases.run)
         most = math.ceil(self._batches.planned_size / ranks.count) if group is not None else _MOST_AT_ONCE
-        self._micro_batch = micro_batch or max(1, min(most, _MOST_AT_ONCE, CHUNK_ENTRIES // size))
+        self._micro_batch = (
+            micro_batch if micro_batch is not None else max(1, min(most, _MOST_AT_ONCE, CHUNK_ENTRIES // size))
+        )
         self._noiseless, self._clip_norm = plan.noiseless, plan.clip_norm
         self._scale = (1.0 if plan.noiseless else self._releases.lattice.step) / self._batches.planned_size
 
@@ -121,7 +125,7 @@ class PrivateGradient:
 
         Raises:
             RuntimeError: after the last round, and if other parameters are trained than at first.
-            ValueError: as the ledger does; nothing is released then.
+            ValueError: for BatchNorm in training, and as the ledger does; nothing is released then.
             Exception: what model or loss raise.
         """
         trained = _trained(self._model)
@@ -215,8 +219,12 @@ class PrivateGradient:
             state: what `state_dict` returned.
 
         Raises:
-            ValueError: for the state of another run, or one that is ahead of the record.
+            ValueError: for another dictionary, the state of another run, or one that is ahead of the record.
         """
+        if set(state) != {"run", "round"}:
+            raise ValueError(
+                "this is not what state_dict of a PrivateGradient returned: the model's and the optimizer's are apart"
+            )
         if state["run"] != self._releases.run:
             raise ValueError("the checkpoint is of another run than the record: give the record= of its run")
         if not 0 <= state["round"] <= self._releases.count:

@@ -193,7 +193,13 @@ class Registry:
         """
         with transaction(self._connection):
             found = self._connection.execute("SELECT released FROM runs WHERE stream_id = ?", (stream_id,)).fetchone()
-            if found is None or found[0] != released + len(latest) - 1:
+            expected = released + len(latest) - 1
+            if found is not None and found[0] < expected:
+                raise ValueError(
+                    f"round {released + len(latest)} is not released: the one before was interrupted, when it was on the ledger "
+                    f"and not yet in {self._path}. Open the ledger again, as after a crash, and the run goes on"
+                )
+            if found is None or found[0] > expected:
                 went = "begun again" if found is None else f"released {so_many(found[0], 'round', 'rounds')}"
                 raise ValueError(
                     f"round {released + len(latest)} is not released: another copy of this run, with another ledger, has "

@@ -94,6 +94,25 @@ class Counts(Overwrites):
         return self.layers[0](x + self.seen)
 
 
+class HidesInData(Wrapped):
+    """Keeps what it saw in a frozen parameter, past what counts writes."""
+
+    def forward(self, x):
+        self.layers[0].weight.data.add_(x.detach().sum())
+        return super().forward(x)
+
+
+def same_layer_twice():
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(5, 3))
+
+
+def one_weight_in_two_layers():
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second, nn.Linear(5, 3))
+
+
 class Recurrent(Wrapped):
     def forward(self, x):
         return self.layers[1](self.layers[0](x[:, :, None])[0][:, -1])
@@ -105,6 +124,9 @@ MODELS = {
     "the longest row": lambda: LongestRow(nn.Linear(5, 3)),
     "attention over the batch": lambda: AcrossTheBatch(nn.Linear(5, 3)),
     "branches": lambda: Branches(nn.Linear(5, 3)),
+    "a layer with two names": same_layer_twice,
+    "a weight of two layers": one_weight_in_two_layers,
+    "a frozen layer that is written to": lambda: HidesInData(nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 3)),
     "an overwritten buffer": lambda: Overwrites(nn.Linear(5, 3)),
     "GRU": lambda: Recurrent(nn.GRU(1, 4, batch_first=True), nn.Linear(4, 3)),
     "LSTM": lambda: Recurrent(nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)),
@@ -127,15 +149,15 @@ def summed(model, inputs, targets, loss=cross_entropy, sigma=0.0, micro_batch=No
         model, loss, TensorDataset(inputs, targets), plan(sigma), key=NoiseKey.simulation(1), micro_batch=micro_batch
     )
     step()
-    return EXAMPLES * np.concatenate([p.grad.double().numpy().ravel() for p in model.parameters()])
+    return EXAMPLES * np.concatenate([p.grad.double().numpy().ravel() for p in model.parameters() if p.requires_grad])
 
 
-def alone(model, x, y):
+def alone(model, x, y, loss=cross_entropy):
     """The clipped gradient of one example, by autograd on a copy of the model."""
     model = copy.deepcopy(model)
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     flat = np.concatenate([
-        g.double().numpy().ravel() for g in torch.autograd.grad(cross_entropy(model(x[None]), y[None]), parameters)
+        g.double().numpy().ravel() for g in torch.autograd.grad(loss(model(x[None]), y[None]), parameters)
     ])  # fmt: skip
     return flat * min(1, CLIP_NORM / math.sqrt(math.fsum(flat * flat)))
 
@@ -145,12 +167,13 @@ def alone(model, x, y):
 def test_the_sum_is_of_gradients_of_examples_that_are_alone(kind):
     torch.manual_seed(0)
     model = MODELS[kind]()
-    before = copy.deepcopy(model.state_dict())
+    before, parameters = copy.deepcopy(model.state_dict()), list(model.parameters())
     inputs, targets = examples()
     for micro_batch in (None, 5):
         total = summed(model, inputs, targets, micro_batch=micro_batch)
         expected = sum(alone(model, x, y) for x, y in zip(inputs, targets, strict=True))
         np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
+    assert all(now is then for now, then in zip(model.parameters(), parameters, strict=True))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
 
@@ -230,8 +253,23 @@ def test_batch_norm_in_training_is_refused_at_once_and_later():
     inputs, targets = examples()
     step = PrivateGradient(model, cross_entropy, TensorDataset(inputs, targets), plan(0.5), key=NoiseKey.simulation(1))
     model.train()
-    with pytest.raises(ValueError, match=r"writes to 'layers\.2"):
+    with pytest.raises(ValueError, match=r"'layers\.2' is BatchNorm1d .* after each train\(\)"):
         step()
+
+
+@pytest.mark.filterwarnings("ignore:.*NO NOISE")
+@pytest.mark.parametrize("kind", ["known layers", "attention over the batch"])
+def test_a_loss_that_branches_is_computed_example_by_example(kind):
+    def branching(outputs, targets):
+        return cross_entropy(outputs, targets) * (0.1 if targets.item() else 0.2)
+
+    torch.manual_seed(0)
+    model = MODELS[kind]()
+    inputs, targets = examples()
+    with pytest.warns(UserWarning, match="vmap refuses"):
+        total = summed(model, inputs, targets, loss=branching)
+    expected = sum(alone(model, x, y, branching) for x, y in zip(inputs, targets, strict=True))
+    np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_loss_that_looks_at_the_batch_sees_one_example():

@@ -1,6 +1,7 @@
 """A run with a record: a release is on the ledger before it is filled in, and whatever is killed when, no noise is used twice."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
-from fedcgd.central import PrivateGradient
+from fedcgd.central import PrivateGradient, releases
 from fedcgd.ledger import export, verify
+from fedcgd.ledger.registry import Registry
 from fedcgd.release import RunNoise
 
 ROUNDS = 6
@@ -232,6 +234,70 @@ def test_with_a_record_it_is_the_same_release(tmp_path, sums, monkeypatch):
     process.train()
     assert len(sums) == ROUNDS
     assert torch.equal(Process(tmp_path / "run.db").train(), process.train())
+
+
+def test_wherever_it_is_interrupted_it_goes_on(tmp_path, sums):
+    """Ctrl-C as each function between a sum and its release returns."""
+
+    def interrupted_at(n, path):
+        process, returns = Process(path), 0
+        process.train(1)
+
+        def trace(frame, event, _):
+            nonlocal returns
+            if frame.f_code.co_filename != releases.__file__:
+                return None
+            if event == "return":
+                returns += 1
+                if returns == n:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            process.step()
+        except KeyboardInterrupt:
+            return process
+        finally:
+            sys.settrace(before)
+        return None
+
+    n = 1
+    while process := interrupted_at(n, tmp_path / f"{n}.db"):
+        process.train(3)
+        assert verify(tmp_path / f"{n}.db").problems == ()
+        n += 1
+    assert n > 5
+
+
+def test_a_release_that_is_not_yet_in_the_keys_register_says_how_to_go_on(tmp_path, monkeypatch, sums):
+    def process(checkpoint=None):
+        return Process(tmp_path / "run.db", checkpoint, key=NoiseKey.from_file(tmp_path / "noise.key", create=True))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    first = process()
+    first.train(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "_write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            first.step()  # on the ledger by then
+    first.step()
+    with pytest.raises(
+        ValueError, match=r"round 4 is not released: the one before was interrupted.* Open the ledger again"
+    ):
+        first.step()
+    process(first.saved).train()
+    assert verify(tmp_path / "run.db").problems == ()
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path):
+    process = Process(tmp_path / "run.db")
+    for state in ({}, process.model.state_dict()):
+        with pytest.raises(ValueError, match="not what state_dict"):
+            process.step.load_state_dict(state)
 
 
 def test_the_same_run_begins_once_and_another_one_is_reported(tmp_path):

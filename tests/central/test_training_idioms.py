@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.central import PrivateGradient
@@ -219,10 +219,35 @@ def test_what_cannot_be_is_refused_before_anything_begins():
         (frozen, data, {}, "no parameter"),
         (model(), TensorDataset(data.tensors[0]), {}, "must be a tuple"),
         (model(), TensorDataset(*(part[:0] for part in data.tensors)), {}, "no examples"),
+        (model(), DataLoader(data), {}, "not its loader"),
+        (model(), (row for row in data), {}, "got generator"),
         (model(), data, {"augmentation_multiplicity": 2}, "needs a transform"),
+        (model(), data, {"micro_batch": 0}, "at least 1.* got 0"),
+        (model(), data, {"micro_batch": -3}, "at least 1.* got -3"),
         (model(), data, {"key": bytes(32)}, "NoiseKey"),
     ):
         with pytest.raises((TypeError, ValueError), match=error):
             PrivateGradient(network, cross_entropy, given, plan(0.5), **{"key": NoiseKey.simulation(1), **more})
     with pytest.raises(TypeError, match=r"fedcgd\.Plan"):
         PrivateGradient(model(), cross_entropy, data, "dp-sgd", key=NoiseKey.simulation(1))
+
+
+def test_examples_that_cannot_be_stacked_say_what_to_do():
+    ragged = [(torch.ones(2 + i % 2, 5), i % 3) for i in range(EXAMPLES)]
+
+    class Averages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.layer(x.mean(1))
+
+    def step(data, **options):
+        PrivateGradient(Averages(), cross_entropy, data, plan(0.5), key=NoiseKey.simulation(1), **options)()
+
+    with pytest.raises(ValueError, match=r"one shape, got \([23], 5\) and \([23], 5\): pad .* micro_batch=1"):
+        step(ragged)
+    step(ragged, micro_batch=1)
+    with pytest.raises(TypeError, match=r"tuple of the 2 parts .* got Tensor"):
+        step([(x[:2], y) for x, y in ragged], transform=lambda x, y: x)
