@@ -58,12 +58,12 @@ class ExampleGradients:
             ValueError: if the model writes to a parameter or a buffer.
             Exception: what model or loss raise.
         """
-        plain = self._layers is not None and self._called is self._model
-        if plain and not self._looped and len(examples) == 2 and examples[0].shape[1] == 1:
+        layers = None if self._looped or self._called is not self._model else self._layers
+        if layers is not None and len(examples) == 2 and examples[0].shape[1] == 1:
             inputs, targets = (part[:, 0] for part in examples)
-            # What is wrong in another way, too, says so below.
+            # What fails in the other ways, too, is raised by them.
             with suppress(layerwise.UnusualShapeError, RuntimeError):
-                return layerwise.gradients(self._layers, self._loss, trained, inputs, targets)
+                return layerwise.gradients(layers, self._loss, trained, inputs, targets)
         kept = self._kept()
         if not self._looped:
             try:
