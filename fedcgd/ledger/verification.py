@@ -143,6 +143,11 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
         settings = run.settings
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
         notes = _notes(connection, plan, evaluations=EVALUATION_OF in settings)
+        if settings.get("kind") == "central":
+            notes.append(
+                "central training: a user is one example, named by its row number. ε does not cover a person with several rows "
+                "as a whole, and runs compose row by row"
+            )
         if register is not None:
             differing, asked = compare_with_register(connection, Path(register))
             problems += differing
