@@ -38,7 +38,7 @@ def test_a_smaller_chance_to_be_wrong_asks_for_a_larger_answer(line: tuple[float
 
 
 def test_ratios_are_off_by_rounding_both_ways() -> None:
-    columns = SimpleNamespace(rounds=3, adjoint=lambda z: z)
+    columns = SimpleNamespace(rounds=3, rounding=1e-8, noise=lambda generator, count: generator.random((3, count)))
     likelihood = SimpleNamespace(weights=lambda x: x, bounds=lambda w: (np.ones(w.shape[1]), np.ones(w.shape[1])))
     ratios = draw_log_ratios(columns, likelihood, 1.0, 10, (1, 2))  # type: ignore[arg-type]
     np.testing.assert_allclose(ratios.lower, -1e-8)
