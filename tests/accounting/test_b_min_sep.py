@@ -525,7 +525,8 @@ def test_the_integral_steps_through_weights_as_if_each_were_new(monkeypatch: pyt
 def test_a_ratio_beyond_every_float_has_a_value_where_epsilon_is_beyond_it_too() -> None:
     """Two rounds of e^501 each, whose exponents are not capped: S is about e^1000, and only a lower bound on it is known."""
     columns, law = columns_of(DPSGD(), 2, 1, 2), BMinSepLaw(2, 1, 0.5, True)
-    sampler = RemoveSampler(BMinSepLikelihood.of(columns, law, 1.5), law.tuples(columns, 1.5, 2), 1.0, 1.0)
+    likelihood = BMinSepLikelihood.of(columns, law, 1.5)
+    sampler = RemoveSampler(columns, likelihood, law.tuples(columns, 1.5, 2), 1.5, 1.0, 1.0)
     ratio = math.exp(2 * 501 - 1 / 1.5**2 + 2 * math.log(0.5) - 999)  # S/e^ε, by the pattern in which both rounds are
     found = sampler._integrals(np.full((2, 1), 501.0), np.zeros((2, 1)), np.zeros(1), np.array([999.0]))
     assert found[0, 0] >= 4 * (ratio - 1) / ratio**2 > 0.5
@@ -536,7 +537,8 @@ def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.M
     columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)
     likelihood = BMinSepLikelihood.of(columns, law, 1.5)
     tuples = law.tuples(columns, 1.5, 4)
-    sampler = RemoveSampler(likelihood, tuples, 1.0, float(tuples.draw(np.random.default_rng(0), 4000)[1].mean()))
+    accepted = float(tuples.draw(np.random.default_rng(0), 4000)[1].mean())
+    sampler = RemoveSampler(columns, likelihood, tuples, 1.5, 1.0, accepted)
     at_once = sampler.draw(20_000, (1, 0))
     monkeypatch.setattr(remove, "_TUPLES", 12 * 4 * 50)
     some = sampler.draw(20_000, (1, 0))
@@ -545,8 +547,8 @@ def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.M
     for one, other in zip(at_once, some, strict=True):
         scatter = math.hypot(*(float(x.std()) / math.sqrt(len(x)) for x in (one, other)))
         assert abs(one.mean() - other.mean()) < 5 * scatter
-    means, probabilities = sampler._accepted(np.random.default_rng(2), 10_000)
-    assert means.shape[1] == pytest.approx(probabilities.sum(), abs=5 * math.sqrt(10_000 / 4))
+    turns, probabilities = sampler._accepted(np.random.default_rng(2), 10_000)
+    assert turns.shape[-1] == pytest.approx(probabilities.sum(), abs=5 * math.sqrt(10_000 / 4))
 
 
 def test_without_machine_code_the_ratio_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
