@@ -69,6 +69,6 @@ def _path(request: Mapping[str, Any]) -> Path:
 def _check_own(path: Path, kind: int, others: int) -> None:
     """Raise OSError unless `path` is this user's, of this kind (no link), and closed to others by those mode bits."""
     found = path.lstat()
-    own = os.name == "nt" or (found.st_uid == os.geteuid() and not found.st_mode & others)
+    own = not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & others)
     if stat.S_IFMT(found.st_mode) != kind or not own:
         raise PermissionError(f"others may have written {path}")

@@ -41,12 +41,12 @@ def check_record(path: Path, what: str) -> None:
 
 def _is_private_group(folder: os.stat_result) -> bool:
     """Whether the folder's group is that of its owner alone, as systems make one for each user who then shares nothing by it."""
-    import grp  # Windows has neither
-    import pwd
-
     try:
+        import grp
+        import pwd
+
         owner, group = pwd.getpwuid(folder.st_uid).pw_name, grp.getgrgid(folder.st_gid)
-    except KeyError:
+    except (ImportError, KeyError):  # on a system without such groups; where nobody has that number
         return False
     return group.gr_name == owner and set(group.gr_mem) <= {owner}
 

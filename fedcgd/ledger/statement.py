@@ -23,7 +23,7 @@ from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 from fedcgd.untrusted import clean
 
-LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")
+LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography")
 
 
 def privacy_statement(

@@ -8,6 +8,8 @@ from fedcgd.numeric import as_float, as_whole
 
 MOST_ROUNDS = 10**8
 """More than any run has: an array with a number for each round takes 0.8 GB."""
+_LEAST_RATE = 2.0**-64
+"""Cohorts are drawn by 64 bits; and rates near the least double have no digits left to account by."""
 
 Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson", "b-min-sep", "random-allocation"]
 
@@ -34,7 +36,7 @@ class Participation:
             `balls-in-bins`, and of groups under `cyclic-poisson`.
         max_participations: k; None for ⌈n/b⌉, the most that fit. The number of epochs under `random-allocation`.
         sampling: how a user's rounds are chosen.
-        sampling_rate: q, or p, in (0, 1]: for `poisson`, `cyclic-poisson` and `b-min-sep` only.
+        sampling_rate: q, or p, in (0, 1] and at least 2⁻⁶⁴: for `poisson`, `cyclic-poisson` and `b-min-sep` only.
         warm_start: whether the first cohorts are as large as the later ones, for `b-min-sep` only.
 
     Raises:
@@ -73,9 +75,10 @@ class Participation:
             )
         if not 1 <= b <= n:
             raise ValueError(f"min_separation must be between 1 and rounds = {n}, got {b}")
-        if self.sampling in ("poisson", "cyclic-poisson", "b-min-sep") and (q is None or not 0 < q <= 1):
+        if self.sampling in ("poisson", "cyclic-poisson", "b-min-sep") and (q is None or not _LEAST_RATE <= q <= 1):
             raise ValueError(
-                f"sampling_rate must be in (0, 1] for {self.sampling} sampling, got {q}: the part of users in a round"
+                f"sampling_rate must be in (0, 1] for {self.sampling} sampling, and at least 2⁻⁶⁴, as a draw has 64 bits, "
+                f"got {q}: the part of users in a round"
             )
         if self.sampling in ("poisson", "cyclic-poisson"):
             if k is not None:

@@ -113,7 +113,7 @@ def provenance() -> Record:
     """The commit of this tree (`+` behind it if files were changed since), and the versions that decide what a run gives."""
     versions: Mapping[str, str] = {
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("numpy", "scipy", "torch", "dp-accounting", "opacus", "flwr")},
+        **{name: _version(name) for name in ("numpy", "scipy", "torch", "opacus", "flwr")},
     }
     commit = _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else "")
     return {"kind": "made", "name": f"{commit} torch {versions['torch']}", "commit": commit, "versions": versions}

@@ -16,10 +16,10 @@ from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.coverage import NegativeEntryError
 from fedcgd.accounting.secret_rounds import overlaps, remove, search
-from fedcgd.accounting.secret_rounds.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
+from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.secret_rounds.columns import BandedColumns, Columns, columns_of
 from fedcgd.accounting.secret_rounds.remove import RemoveSampler
-from fedcgd.accounting.secret_rounds.tuples import Tuples, matchings
+from fedcgd.accounting.secret_rounds.tuples import matchings
 from fedcgd.mechanisms import (
     BISR,
     BSR,
@@ -186,7 +186,7 @@ def test_moments_by_enumeration(mechanism, order: int) -> None:
     for a in range(order):
         for d in range(a):
             weight = weight * np.exp(gram[indices[a], indices[d]])
-    tuples = Tuples.of(columns, law, sigma, order)
+    tuples = law.tuples(columns, sigma, order)
     turns, shares = tuples.draw(np.random.default_rng(3), 40_000)
     moved = c @ sum(indicators(turns[:, a], n) for a in range(order))
     error = shares.std() / 200 / shares.mean()
@@ -426,9 +426,9 @@ def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: 
         np.log(likelihood.bounds(likelihood.weights(np.array(each, dtype=float)))[1]) for each in (x, exact)
     )
     assert 100 < expected.max() < 690
-    assert np.abs(found - expected).max() < _ROUNDING / 10
+    assert np.abs(found - expected).max() < columns.rounding / 10
     single = np.log(likelihood.bounds(likelihood.weights(x.astype(np.float32)))[1])
-    assert np.abs(single - expected).max() > 10 * _ROUNDING
+    assert np.abs(single - expected).max() > 10 * columns.rounding
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(2.0, 1e-3), (4.0, 1e-5)])
@@ -525,7 +525,8 @@ def test_the_integral_steps_through_weights_as_if_each_were_new(monkeypatch: pyt
 def test_a_ratio_beyond_every_float_has_a_value_where_epsilon_is_beyond_it_too() -> None:
     """Two rounds of e^501 each, whose exponents are not capped: S is about e^1000, and only a lower bound on it is known."""
     columns, law = columns_of(DPSGD(), 2, 1, 2), BMinSepLaw(2, 1, 0.5, True)
-    sampler = RemoveSampler(BMinSepLikelihood.of(columns, law, 1.5), Tuples.of(columns, law, 1.5, 2), 1.0, 1.0)
+    likelihood = BMinSepLikelihood.of(columns, law, 1.5)
+    sampler = RemoveSampler(columns, likelihood, law.tuples(columns, 1.5, 2), 1.5, 1.0, 1.0)
     ratio = math.exp(2 * 501 - 1 / 1.5**2 + 2 * math.log(0.5) - 999)  # S/e^ε, by the pattern in which both rounds are
     found = sampler._integrals(np.full((2, 1), 501.0), np.zeros((2, 1)), np.zeros(1), np.array([999.0]))
     assert found[0, 0] >= 4 * (ratio - 1) / ratio**2 > 0.5
@@ -535,8 +536,9 @@ def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.M
     """δ is the product of two means, of what is accepted and of the probabilities of all: none is lost between two lots."""
     columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)
     likelihood = BMinSepLikelihood.of(columns, law, 1.5)
-    tuples = Tuples.of(columns, law, 1.5, 4)
-    sampler = RemoveSampler(likelihood, tuples, 1.0, float(tuples.draw(np.random.default_rng(0), 4000)[1].mean()))
+    tuples = law.tuples(columns, 1.5, 4)
+    accepted = float(tuples.draw(np.random.default_rng(0), 4000)[1].mean())
+    sampler = RemoveSampler(columns, likelihood, tuples, 1.5, 1.0, accepted)
     at_once = sampler.draw(20_000, (1, 0))
     monkeypatch.setattr(remove, "_TUPLES", 12 * 4 * 50)
     some = sampler.draw(20_000, (1, 0))
@@ -545,8 +547,8 @@ def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.M
     for one, other in zip(at_once, some, strict=True):
         scatter = math.hypot(*(float(x.std()) / math.sqrt(len(x)) for x in (one, other)))
         assert abs(one.mean() - other.mean()) < 5 * scatter
-    means, probabilities = sampler._accepted(np.random.default_rng(2), 10_000)
-    assert means.shape[1] == pytest.approx(probabilities.sum(), abs=5 * math.sqrt(10_000 / 4))
+    turns, probabilities = sampler._accepted(np.random.default_rng(2), 10_000)
+    assert turns.shape[-1] == pytest.approx(probabilities.sum(), abs=5 * math.sqrt(10_000 / 4))
 
 
 def test_without_machine_code_the_ratio_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

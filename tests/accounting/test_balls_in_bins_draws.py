@@ -4,6 +4,7 @@ import itertools
 import math
 from collections import Counter
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.balls_in_bins import remove
 from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bound
-from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
+from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.remove import remove_bound
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.secret_rounds import search
@@ -189,3 +190,18 @@ def test_adding_needs_no_draws_where_a_bound_without_is_enough() -> None:
     assert AddDirection.of(ratios, 1.0, 1000, 1e-9, less).confirm(ratios) == less
     assert AddDirection.of(ratios, 1.0, 1000, 1e-9, more) == drawn
     assert law.adding(bins, 0.5, 1.0) == add_bound(GRAM / 0.25, 1.0)
+
+
+@pytest.mark.parametrize("overlap", [0.9, 0.999])
+def test_single_precision_changes_log_s_by_less_than_is_added_for_it(overlap: float) -> None:
+    """With losses of several hundred, beside products of the same normal numbers in double precision."""
+    b, square = 200, 400.0
+    gram = square * overlap ** np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
+    bins, z = Bins(gram), np.random.default_rng(0).standard_normal((b, 64), dtype=np.float32)
+    found = bins.noise(SimpleNamespace(standard_normal=lambda *_, **__: z), 64)
+    exact = np.linalg.cholesky(gram + 1e-11 * square * np.eye(b)) @ z.astype(float)
+    lift = gram[:, np.arange(64)]
+    likelihood = BinLikelihood(bins.squares / 2)
+    log_s = [np.log(likelihood.bounds(likelihood.weights(lift + x))[0]) for x in (found, exact)]
+    assert log_s[1].max() > 200
+    assert 0 < np.abs(log_s[0] - log_s[1]).max() < Bins.rounding

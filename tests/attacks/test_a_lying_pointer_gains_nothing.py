@@ -48,7 +48,9 @@ def noise_seen(real: RealKeepers, monkeypatch, *, stolen: int) -> np.ndarray:
         seen = noised.copy()
         for path in real.files[:stolen]:
             with Keeper.open(path, real.keepers) as keeper:
-                seen -= keeper._share(masking.agreement, read(record_file(path)).openings[round])
+                share = np.zeros_like(seen)
+                keeper._add_share(share, masking.agreement, read(record_file(path)).openings[round])
+                seen -= share
         sums.append(seen * masking.agreement.step / masking.agreement.plan.stddev)
         return noised
 

@@ -240,7 +240,7 @@ def test_a_curvature_is_part_of_what_is_cached(tmp_path: Path) -> None:
     other = Quadratic(SOME.spectrum, 0.4)
     found = [catalogue.mechanism("noise-curve:3", MANY, curvature=one) for one in (SOME, other, SOME)]
     assert found[0] == found[2] != found[1]
-    assert len(list(tmp_path.glob("noise-curve-*.json"))) == 2
+    assert len(list(tmp_path.rglob("noise-curve-*.json"))) == 2
 
 
 def test_requests_that_make_no_sense() -> None:

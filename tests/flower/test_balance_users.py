@@ -191,7 +191,7 @@ def test_users_that_two_nodes_claim_are_counted_where_too_few_are_left() -> None
     grid = FakeGrid({i: sharing(names(6)) for i in (1, 2)})
     grid.nodes[3] = two_nodes(6).nodes[1]  # every other one of them
     claimed = r"; 3 users are claimed by more than one node and not asked"
-    with pytest.raises(ValueError, match=rf"3 users are there .*{claimed}\. With"):
+    with pytest.raises(ValueError, match=rf"3 users are there .*{claimed} \(node 1 .*\)\. With"):
         make().start(grid, record(np.zeros(SIZE)))
     with pytest.raises(IncompleteRunError, match=f"of 4 for a cohort{claimed}"):
         make(expected_users=3).start(grid, record(np.zeros(SIZE)))

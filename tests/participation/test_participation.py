@@ -32,6 +32,8 @@ def test_k_defaults_to_the_most_that_fit():
         ({"rounds": 5, "sampling": "poisson"}, r"in \(0, 1\] .* got None"),
         ({"rounds": 5, "sampling": "poisson", "sampling_rate": 0.0}, r"in \(0, 1\] .* got 0.0"),
         ({"rounds": 5, "sampling": "poisson", "sampling_rate": 1.01}, r"in \(0, 1\] .* got 1.01"),
+        ({"rounds": 5, "sampling": "poisson", "sampling_rate": 5e-324}, "at least 2⁻⁶⁴.* got 5e-324"),
+        ({"rounds": 5, "sampling": "b-min-sep", "sampling_rate": 1e-310}, "at least 2⁻⁶⁴.* got 1e-310"),
         ({"rounds": 5, "sampling": "poisson", "sampling_rate": float("nan")}, r"in \(0, 1\] .* got nan"),
         ({"rounds": 5, "min_separation": 2, "sampling": "poisson", "sampling_rate": 0.5}, "use cyclic-poisson"),
         (
