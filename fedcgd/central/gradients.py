@@ -3,7 +3,6 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -61,9 +60,12 @@ class ExampleGradients:
         layers = None if self._looped or self._called is not self._model else self._layers
         if layers is not None and len(examples) == 2 and examples[0].shape[1] == 1:
             inputs, targets = (part[:, 0] for part in examples)
-            # What fails in the other ways, too, is raised by them.
-            with suppress(layerwise.UnusualShapeError, RuntimeError):
+            try:
                 return layerwise.gradients(layers, self._loss, trained, inputs, targets)
+            except torch.OutOfMemoryError:
+                raise
+            except (layerwise.UnusualShapeError, RuntimeError):
+                pass  # what fails in the other ways, too, is raised by them
         kept = self._kept()
         if not self._looped:
             try:

@@ -278,3 +278,12 @@ def test_a_loss_that_looks_at_the_batch_sees_one_example():
 
     with pytest.warns(UserWarning, match="NO NOISE"):
         assert np.abs(summed(MODELS["known layers"](), *examples(), loss=mixing)).max() < 1e-6
+
+
+def test_out_of_memory_is_not_taken_for_a_loss_that_branches(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("fedcgd.clipping.layerwise.gradients", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        summed(MODELS["known layers"](), *examples(), sigma=0.5)
