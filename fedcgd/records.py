@@ -84,7 +84,7 @@ def record_name(path: Path) -> str | None:
     Raises ValueError, with what is wrong to stand after the file's name, if the file is empty or none of SQLite's.
     """
     try:
-        with read_only(path) as connection:
+        with read_only(path, repair=True) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
             _check_columns(connection, _FIRST_LINE)
             row = connection.execute("SELECT name FROM record").fetchone() if "record" in tables else None
@@ -96,7 +96,7 @@ def record_name(path: Path) -> str | None:
 
 
 @contextmanager
-def read_only(path: Path, *, immutable: bool = False) -> Iterator[sqlite3.Connection]:
+def read_only(path: Path, *, immutable: bool = False, repair: bool = False) -> Iterator[sqlite3.Connection]:
     """A connection that can only read a file which somebody else may have made.
 
     No value is longer than the file, and no more work is done than the records of so large a file can ask for.
@@ -104,6 +104,7 @@ def read_only(path: Path, *, immutable: bool = False) -> Iterator[sqlite3.Connec
     Args:
         path: the file.
         immutable: whether nobody writes to it meanwhile: then nothing is made beside it.
+        repair: whether what a killed process left half written may be undone, which SQLite refuses where it may only read.
 
     Raises:
         MalformedError: for views and virtual tables, which are programs in the place of records, and for what takes more work.
@@ -117,10 +118,11 @@ def read_only(path: Path, *, immutable: bool = False) -> Iterator[sqlite3.Connec
         left -= 1
         return left < 0
 
-    address = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * immutable}"
+    address = f"{path.absolute().as_uri()}?mode={'rw' if repair else 'ro'}{'&immutable=1' * immutable}"
     with closing(sqlite3.connect(address, uri=True, timeout=60.0, isolation_level=None)) as connection:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(size, 2**16))
         connection.set_progress_handler(is_too_much, _STEPS)
+        connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA cell_size_check = ON")
         try:

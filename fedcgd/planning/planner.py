@@ -165,6 +165,9 @@ def expectation(planned: PlannedRecipe) -> str:
     """What signal and noise of a recipe let expect, in a sentence; a warning where the noise wins.
 
     The ranges are those of six sets with 10 to 1000 users (docs/guides/planning.md), linear models and networks.
+
+    Args:
+        planned: a recipe with its outcome, as `plan` ranks them.
     """
     found = planned.outcome.signal_to_noise
     low, high = next(((low, high) for below, low, high in _KEPT if found < below), (80, 100))

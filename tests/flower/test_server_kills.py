@@ -46,7 +46,7 @@ def final_state(folder: Path, rounds: int) -> bytes:
     """The inner strategy's state with which a further life of the server would go on."""
     strategy = worker.make_strategy(folder, rounds)
     strategy.start(FakeGrid({}), worker.initial())
-    return inner_state.save(strategy.inner, {})
+    return inner_state._packed(strategy.inner, {}, None)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -130,7 +130,7 @@ def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
     assert found.stdout == spelled.stdout
     missing = run("calibrate", "--mechanism", f"file:{tmp_path}", *options[:-1])
     assert missing.exit_code == 2
-    assert "cannot be read: Is a directory" in missing.stdout
+    assert "cannot be read: Is a directory" in missing.stderr
 
 
 def test_an_engine_for_opacus_takes_a_file(tmp_path: Path) -> None:

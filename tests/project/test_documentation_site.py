@@ -246,8 +246,8 @@ def test_the_reference_lists_every_name_of_the_package_itself() -> None:
 
 def test_a_name_without_docstring_is_found() -> None:
     module = ModuleType("example")
-    exec("class Documented:\n  'a'\n  def method(self): ...\ndef function(): ...\n", module.__dict__)
-    assert undocumented(module) == ["example", "Documented.method", "function"]
+    exec("class Documented:\n  'a'\n  def deed(self): ...\ndef function(): ...\n", module.__dict__)
+    assert undocumented(module) == ["example", "Documented.deed", "function"]
 
 
 def undocumented(module: ModuleType) -> list[str]:
