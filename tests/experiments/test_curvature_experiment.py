@@ -166,11 +166,12 @@ def test_p_values_are_those_of_all_ways_to_deal_out_the_accuracies(design: Desig
 def test_the_commands_run_and_go_on_where_they_were(design: Design, tmp_path: Path) -> None:
     where = ["--spectrum", str(design.spectrum), "--folder", str(design.folder)]
     small = [*where, "--batch", "420", "--epochs", "1", "--bands", "2", "--output"]
-    words = ["run", *small, str(tmp_path / "runs.jsonl"), "--epsilon", "4", "--learning-rate", "0.5"]
+    words = ["run", *small, str(tmp_path / "runs.jsonl"), "--epsilon", "4"]
+    words += ["--learning-rate", "0.5", "--learning-rate", "0.25"]
     words += ["--arm", DP_SGD, "--arm", FITTED_LAMBDA, "--tuning-seeds", "1", "--seeds", "2"]
     assert CliRunner().invoke(app, words).exit_code == 0
     results = Results(tmp_path / "runs.jsonl")
-    assert len(results.rows()) == 2 * (1 + 2)
+    assert len(results.rows()) == 2 * (2 + 2)  # two rates, and two seeds of the better
     assert CliRunner().invoke(app, words).exit_code == 0
     assert len(Results(tmp_path / "runs.jsonl").records) == len(results.records)
     shown = CliRunner().invoke(app, ["compare", str(tmp_path / "runs.jsonl")], env={"COLUMNS": "160"}).stdout

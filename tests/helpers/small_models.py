@@ -21,7 +21,9 @@ def models(task: str) -> list[str]:
     return re.search(r"its models are (.*)", str(refused.value))[1].split(", ")
 
 
-MODELS = [(task, model) for task in NAMES if task != "arrays" for model in models(task)]  # whose models follow from the data
+MODELS = [
+    (task, model) for task in NAMES if task != "arrays" for model in models(task)
+]  # whose models follow from the data
 HEAVY = {"wideresnet-40"}
 every_model = pytest.mark.parametrize(
     ("task", "model"), [pytest.param(t, m, marks=[pytest.mark.slow] if m in HEAVY else []) for t, m in MODELS]
