@@ -202,20 +202,24 @@ def test_a_checkpoint_of_another_run_or_ahead_of_its_record_is_refused(tmp_path)
         first.step.load_state_dict({**first.step.state_dict(), "round": -1})
 
 
+def interrupted_after_the_release(process, monkeypatch) -> None:
+    """A step that Ctrl-C ends when its round is released, and before the gradients are filled in."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "split", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            process.step()
+
+
 def test_without_a_record_a_round_that_was_interrupted_is_lost(sums, monkeypatch):
     """It is released, and not again: nobody could tell whether the sum is the same."""
     process = Process(None)
     with pytest.raises(RuntimeError, match="without record="):
         process.step.state_dict()
-    split = torch.split
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "split", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        process.step()
-    monkeypatch.setattr(torch, "split", split)
+    interrupted_after_the_release(process, monkeypatch)
     with pytest.warns(UserWarning, match="round 0 is on record"):
         process.step()
     assert [round for round, _ in sums] == [0, 1]
@@ -224,15 +228,7 @@ def test_without_a_record_a_round_that_was_interrupted_is_lost(sums, monkeypatch
 
 def test_with_a_record_it_is_the_same_release(tmp_path, sums, monkeypatch):
     process = Process(tmp_path / "run.db")
-    split = torch.split
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "split", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        process.step()
-    monkeypatch.setattr(torch, "split", split)
+    interrupted_after_the_release(process, monkeypatch)
     process.train()
     assert len(sums) == ROUNDS
     assert torch.equal(Process(tmp_path / "run.db").train(), process.train())
