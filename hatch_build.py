@@ -18,14 +18,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SOURCES = (
-    "fedcgd/noise/machine_code.c",
-    "fedcgd/passes.c",
+    "fedcgd/noise/normals.c",
+    "fedcgd/native/vector_kernels.c",
     "fedcgd/opacus/row_passes.c",
     "fedcgd/accounting/b_min_sep/recursion.c",
     "fedcgd/accounting/b_min_sep/drawing.c",
-    "fedcgd/accounting/secret_rounds/overlaps.c",
+    "fedcgd/accounting/random_participation/overlaps.c",
 )
-# By the end of the file's name: `fedcgd.machine_code` loads the best that the processor can run.
+# By the end of the file's name: `fedcgd.native.library` loads the best that the processor can run.
 LEVELS = {"x86-64-v4": "-march=x86-64-v4", "x86-64-v3": "-march=x86-64-v3", "x86_64": "-march=x86-64"}
 
 # Each operation rounded by itself, as in NumPy: no fused multiply-add, nothing reordered. Only traps and `errno` are given up.

@@ -26,7 +26,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcgd import passes
+from fedcgd.native import vector_kernels
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.client_mod import clipped_update_mod
 from fedcgd_flower.layout import flatten, layout_of
@@ -41,7 +41,7 @@ TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Messa
 def alone(parameters: int, form: str) -> list[tuple[float, float]]:
     """Seconds that each message to this process takes, and those of the app without the mod."""
     if form == "NumPy":
-        passes._PATIENCE = math.inf  # type: ignore[assignment]
+        vector_kernels._PATIENCE = math.inf  # type: ignore[assignment]
     generator = np.random.default_rng(1)
     sizes = [len(part) for part in np.array_split(np.empty(parameters, np.bool_), ARRAYS)]
     model = {f"layer {i}": generator.standard_normal(n, np.float32) for i, n in enumerate(sizes)}
@@ -72,7 +72,7 @@ def alone(parameters: int, form: str) -> list[tuple[float, float]]:
         message = train_message(1, flat, ConfigRecord(), task)
         seconds.append((took(message, partial(clipped_update_mod, message, node, train)), of_the_app))
     if form != "NumPy":
-        assert passes.compiled() is not None, "fedcgd was installed without a C compiler"
+        assert vector_kernels.compiled() is not None, "fedcgd was installed without a C compiler"
     return seconds
 
 
@@ -85,7 +85,7 @@ def in_new_process(parameters: int, form: str) -> list[tuple[float, float]]:
 def measure(sizes: list[int], repeats: int) -> list[dict[str, Any]]:
     """The table, a row for each size, form and kind of message; printed too."""
     results = []
-    in_new_process(passes._PATIENCE + 1, "machine code")  # compiles it, if nobody has
+    in_new_process(vector_kernels._PATIENCE + 1, "machine code")  # compiles it, if nobody has
     print(
         f"{'parameters':>10} {'':12} {'message':>7} {'added to the app (spread)':>32} {'with / without (spread)':>26}"
     )

@@ -32,12 +32,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan, passes
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
+from fedcgd.native import vector_kernels
+from fedcgd.native.vector_kernels import CHUNK
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation.cohorts import cohort
-from fedcgd.passes import CHUNK
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.arrays import Outgoing, array_of
@@ -292,7 +293,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=RESULTS)
     options.add_argument("--plot", type=Path, default=PLOT)
     args = options.parse_args()
-    passes.compiled()
+    vector_kernels.compiled()
     kernels()
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     points = [json.loads(line) for line in lines]

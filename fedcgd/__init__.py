@@ -11,7 +11,7 @@ Names are loaded when they are first used: `import fedcgd` itself costs next to 
 
 from typing import TYPE_CHECKING
 
-from fedcgd.on_use import names_on_use
+from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fedcgd import opacus
@@ -78,7 +78,7 @@ __all__ = [
     "sensitivity",
 ]
 
-__getattr__ = names_on_use(
+__getattr__ = lazy_exports(
     __name__,
     dict.fromkeys(__all__, "mechanisms")  # but for those that follow
     | {

@@ -10,11 +10,11 @@ from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.numeric import as_clip_norm, as_float
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
-from fedcgd.untrusted import MalformedError, Optional, conform
+from fedcgd.support.numbers import as_clip_norm, as_float
+from fedcgd.support.untrusted import MalformedError, Optional, conform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +240,7 @@ PLAN_FORM: dict[Any, Any] = {
     "noise_multiplier": float,
     "delta": float,
 }
-"""What a plan's description has, for `fedcgd.untrusted.conform`."""
+"""What a plan's description has, for `fedcgd.support.untrusted.conform`."""
 
 
 def plan_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcgd.accounting import answers
-from fedcgd.accounting.secret_rounds import search
+from fedcgd.accounting.random_participation import search
 
 answers.LONG = float("inf")  # every answer is found by the code that is tested
 

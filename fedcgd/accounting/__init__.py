@@ -4,7 +4,7 @@ from fedcgd.accounting.accountant import Accountant
 from fedcgd.accounting.calibration import accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.compose import JointGuarantee, PastRun, compose
 from fedcgd.accounting.guarantee import ADJACENCY, Guarantee
-from fedcgd.choices import Method
+from fedcgd.support.choices import Method
 
 __all__ = [
     "ADJACENCY",

@@ -14,8 +14,8 @@ from fedcgd.accounting.guarantee import (
 )
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
-from fedcgd.numeric import as_float
 from fedcgd.participation import Participation
+from fedcgd.support.numbers import as_float
 
 Progress = Callable[[str], None]
 

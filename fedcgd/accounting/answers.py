@@ -12,10 +12,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import scipy
 
-from fedcgd.blas import one_thread
-from fedcgd.cache import digest, keep, kept
 from fedcgd.mechanisms import Mechanism
+from fedcgd.native.threads import one_thread
 from fedcgd.participation import Participation
+from fedcgd.support import cache
 
 Found = TypeVar("Found")
 
@@ -42,14 +42,14 @@ def answer(
         "participation": asdict(participation),
         "asked": [part.hex() if isinstance(part, float) else part for part in asked],
     }
-    known = None if described is None else kept(request)
+    known = None if described is None else cache.load(request)
     if known is not None:
         return make(**known)
     began = time.monotonic()
     with one_thread():
         found = find()
     if described is not None and time.monotonic() - began >= LONG:
-        keep(request, asdict(cast(Any, found)))
+        cache.store(request, asdict(cast(Any, found)))
     return found
 
 
@@ -59,7 +59,7 @@ def _description(mechanism: Mechanism) -> str | None:
     from fedcgd.optimisation.catalogue import describe  # not for everybody who asks for an ε: it brings the optimisers
 
     try:
-        return digest(json.dumps(describe(mechanism), sort_keys=True))
+        return cache.digest(json.dumps(describe(mechanism), sort_keys=True))
     except (ValueError, TypeError):
         return None
 

@@ -9,10 +9,10 @@ from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant
-from fedcgd.choices import Method
 from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.own import check_own
 from fedcgd.participation import Participation
+from fedcgd.support.choices import Method
 
 
 def accountant(mechanism: Mechanism, participation: Participation, method: Method | None = None) -> Accountant:

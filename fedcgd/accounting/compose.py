@@ -17,11 +17,11 @@ from fedcgd.accounting.accountant import Accountant, Bound, Progress, silent
 from fedcgd.accounting.calibration import accountant
 from fedcgd.accounting.guarantee import ADJACENCY, LEAST_DELTA, check_delta, check_noise_multiplier, rounded_up
 from fedcgd.accounting.sampled import Sampled
-from fedcgd.choices import Method
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
-from fedcgd.numeric import as_float, so_many
 from fedcgd.participation import Participation
+from fedcgd.support.choices import Method
+from fedcgd.support.numbers import as_float, plural
 
 JOINT_CONDITION = "true only if which runs there were, and how long they were, did not depend on a released model"
 
@@ -109,7 +109,7 @@ class JointGuarantee:
         terms = [self.adjacency, self.method]
         if self.failure_probability:
             terms.append(f"δ includes {rounded_up(self.failure_probability)} for draws that mislead")
-        covered = f"{so_many(self.released, 'round', 'rounds')} of {so_many(self.runs, 'run', 'runs')}"
+        covered = f"{plural(self.released, 'round', 'rounds')} of {plural(self.runs, 'run', 'runs')}"
         return (
             f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)} for {covered} "
             f"together, {self.condition} ({'; '.join(terms)})"

@@ -6,9 +6,9 @@ from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.numeric import as_clip_norm
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
+from fedcgd.support.numbers import as_clip_norm
 
 NOT_COVERED = (
     "Metrics that nodes report and that are forwarded, counts of answers, timing, traffic and logs.",

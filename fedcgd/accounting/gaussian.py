@@ -22,7 +22,7 @@ from fedcgd.accounting.accountant import Accountant, Bound, Progress
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
-from fedcgd.numeric import as_float
+from fedcgd.support.numbers import as_float
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
-from fedcgd.numeric import as_float
+from fedcgd.support.numbers import as_float
 
 ADJACENCY = "zero out one user"
 """Two data sets are neighbours if one is the other with all updates of one user replaced by zeros; both directions count."""

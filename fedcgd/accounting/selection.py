@@ -12,7 +12,6 @@ from typing import get_args
 from fedcgd.accounting.calibration import accountant
 from fedcgd.accounting.coverage import NegativeEntryError, most_bands, nothing_to_choose
 from fedcgd.accounting.search import Judge, best, iterations, scale
-from fedcgd.choices import LambdaObjective as Objective
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.mechanisms.workload import Objective as ErrorKind
@@ -21,6 +20,7 @@ from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidt
 from fedcgd.optimisation.damping import DAMPED, damped
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
+from fedcgd.support.choices import LambdaObjective as Objective
 
 PRACTICAL_DIVISOR = 3.0
 """The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle. That is for a

@@ -19,9 +19,9 @@ from fedcgd.audit.coins import COINS, coin_scores, coin_sums
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.numeric import as_float, as_positive
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.support.numbers import as_float, as_positive
 
 Release = Callable[[Matrix, int], NDArray[Any]]
 """(sums with shape (rounds, size), repetition) → all that is released, shape (at least rounds, size), with fresh noise."""

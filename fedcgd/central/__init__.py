@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from fedcgd.on_use import names_on_use
+from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fedcgd.central.step import PrivateGradient
 
 __all__ = ["PrivateGradient"]
 
-__getattr__ = names_on_use(__name__, {"PrivateGradient": "step"})
+__getattr__ = lazy_exports(__name__, {"PrivateGradient": "step"})

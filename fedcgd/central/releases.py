@@ -15,10 +15,10 @@ from fedcgd.central.ranks import Ranks
 from fedcgd.ledger import Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.tensors import sum_digest
-from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 from fedcgd.release import array_noise, lattice_of
 from fedcgd.release.tensors import tensor_noise
+from fedcgd.support.numbers import plural
 
 GRID_LOSS = 2.0**-17
 """Rounding to the lattice moves an example's term by at most this part of the clip norm."""
@@ -64,7 +64,7 @@ class Releases:
             self._ledger = Ledger.open(record, plan=plan, configuration=configuration, key=key)
             if others := self._ledger.other_runs():
                 warnings.warn(
-                    f"{so_many(len(others), 'earlier run has', 'earlier runs have')} released rounds by this key's register: for "
+                    f"{plural(len(others), 'earlier run has', 'earlier runs have')} released rounds by this key's register: for "
                     "everybody in one of them and in this one ε composes; fedcgd ledger compose with their ledgers says to what",
                     stacklevel=5,
                 )

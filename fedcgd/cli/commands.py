@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fedcgd.choices import LambdaObjective
 from fedcgd.cli.declare import Argument, Option
 from fedcgd.cli.options import (
     DeltaOption,
@@ -25,6 +24,7 @@ from fedcgd.cli.options import (
     completed_mechanisms,
     usual,
 )
+from fedcgd.support.choices import LambdaObjective
 
 Secret = Literal["poisson", "balls-in-bins", "b-min-sep", "random-allocation"]
 """A sampling that can be kept secret."""

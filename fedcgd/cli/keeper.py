@@ -23,8 +23,8 @@ from fedcgd.keepers.service import KeeperService
 from fedcgd.keepers.tls import Tls
 from fedcgd.keepers.verification import AGREED, contradictions
 from fedcgd.noise.keys import delete_key_file
-from fedcgd.numeric import so_many
-from fedcgd.untrusted import parse_json
+from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import parse_json
 
 
 def new(asked: NewKeeperOptions) -> None:
@@ -118,7 +118,7 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
             f"{keepers.colluding} of {shares.keepers}: against so many, with the server, the plan's ε holds",
         ),
         ("may be away", f"{keepers.away} in a round"),
-        ("a sum", f"of at least {so_many(keepers.nodes, 'node', 'nodes')}; of fewer none is opened"),
+        ("a sum", f"of at least {plural(keepers.nodes, 'node', 'nodes')}; of fewer none is opened"),
         ("noise", f"{shares.louder:.3f} times a trusted server's"),
         ("digest", f"{keepers.digest[:16]}: the same for all parties"),
         (

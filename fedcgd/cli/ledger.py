@@ -24,14 +24,14 @@ from fedcgd.cli.printing import (
     status,
 )
 from fedcgd.cli.usage import complaints
-from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.numeric import so_many
-from fedcgd.untrusted import clean
+from fedcgd.support.files import check_private
+from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import clean
 
 
 def show(asked: LedgerOptions) -> None:
@@ -44,7 +44,7 @@ def show(asked: LedgerOptions) -> None:
     run = record["run"]
     rows = [
         ("created", str(run["created"])),
-        ("released", f"{verification.released} of {so_many(verification.planned, 'round', 'rounds')}"),
+        ("released", f"{verification.released} of {plural(verification.planned, 'round', 'rounds')}"),
         *_promised(verification),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
         *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
@@ -90,7 +90,7 @@ def verify(asked: VerifyOptions) -> int:
         for problem in verification.problems:
             note("Problem", problem)
         if not verification.problems:
-            releases = so_many(verification.released, "release", "releases")
+            releases = plural(verification.released, "release", "releases")
             console.print(f"{releases}, and no contradiction in the records")
     return EXIT_PROBLEMS if verification.problems else 0
 
@@ -109,7 +109,7 @@ def compose(asked: ComposeOptions) -> int:
     else:
         for group in found.groups:
             console.print(
-                f"[bold]{so_many(group.users, 'user', 'users')}[/bold] in {', '.join(map(escape, group.ledgers))}",
+                f"[bold]{plural(group.users, 'user', 'users')}[/bold] in {', '.join(map(escape, group.ledgers))}",
                 soft_wrap=True,
             )
             console.print(f"  all rounds that are planned: {group.planned}", soft_wrap=True)
@@ -117,7 +117,7 @@ def compose(asked: ComposeOptions) -> int:
         worst = found.worst
         console.print(
             f"worst: ε ≤ {rounded_up(worst.planned.epsilon)} at δ = {rounded_up(worst.planned.delta, 6)} for "
-            f"{so_many(worst.users, 'user', 'users')}; samplings: {', '.join(found.samplings)}"
+            f"{plural(worst.users, 'user', 'users')}; samplings: {', '.join(found.samplings)}"
             + (" — SIMULATION: nothing here is private" * found.simulated),
             soft_wrap=True,
         )
@@ -134,10 +134,10 @@ def model(asked: ModelOptions) -> None:
     """Write the last released model by name: the arrays that the run trained, and no others."""
     count = ledger.save_model(asked.path, asked.target, carried=asked.carried)
     if asked.carried:
-        written = so_many(count, "array is", "arrays are")
+        written = plural(count, "array is", "arrays are")
         rest = f", those that were not trained as they are in {asked.carried}"
     else:
-        written = so_many(count, "trained array is", "trained arrays are")
+        written = plural(count, "trained array is", "trained arrays are")
         rest = (
             ". Arrays that were not trained (counters, frozen layers, fixed statistics) are not in a ledger; --carried takes "
             "them from the model that the run began with"
@@ -149,7 +149,7 @@ def adopt(asked: AdoptOptions) -> None:
     """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost."""
     released = ledger.adopt(asked.path, NoiseKey.from_file(asked.key_file, runs=asked.runs))
     console.print(
-        f"{asked.path} is adopted after {so_many(released, 'released round', 'released rounds')}, and goes on with "
+        f"{asked.path} is adopted after {plural(released, 'released round', 'released rounds')}, and goes on with "
         f"{asked.key_file}",
         soft_wrap=True,
     )
@@ -183,7 +183,7 @@ def _promised(verification: ledger.Verification) -> list[tuple[str, str]]:
     ]
     if budget is not None:
         streams = f" (streams {', '.join(budget['after'])})" if budget["after"] else ""
-        earlier = f"{so_many(len(budget['after']), 'earlier run', 'earlier runs')}{streams}"
+        earlier = f"{plural(len(budget['after']), 'earlier run', 'earlier runs')}{streams}"
         said = f"ε ≤ {budget['epsilon']:g} at δ = {budget['delta']:g} for each user, together with {earlier}"
         found.append(("joint budget", f"{said}; fedcgd ledger compose with their ledgers checks it"))
     return [(name, str(value)) for name, value in found if value is not None]

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import click
 
-from fedcgd.choices import Method
 from fedcgd.cli.declare import Option
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
@@ -19,6 +18,7 @@ from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism, spell
 from fedcgd.optimisation.damping import DAMPED, damping
 from fedcgd.participation import Participation, Sampling
 from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.support.choices import Method
 
 SPELLINGS = ", ".join(row.spelling for row in TABLE.values())
 

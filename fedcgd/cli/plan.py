@@ -12,7 +12,6 @@ from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.commands import PlanOptions
 from fedcgd.cli.options import function_named
 from fedcgd.cli.printing import budget, check_plot, console, drawn, print_json, status
-from fedcgd.numeric import as_clip_norm
 from fedcgd.planning import (
     LinearModel,
     PlannedRecipe,
@@ -31,6 +30,7 @@ from fedcgd.planning import (
 from fedcgd.planning.planner import as_part, as_ratio
 from fedcgd.planning.rehearsal import Train
 from fedcgd.quadratic import Spectrum
+from fedcgd.support.numbers import as_clip_norm
 
 _TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
 

@@ -27,7 +27,7 @@ from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
-from fedcgd.untrusted import clean
+from fedcgd.support.untrusted import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

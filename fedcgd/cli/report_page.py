@@ -19,15 +19,15 @@ from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.commands import ReportOptions
 from fedcgd.cli.printing import EXIT_PROBLEMS, console, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
-from fedcgd.files import whole
 from fedcgd.ledger import client_metrics
 from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.statement import facts, statement_markdown, statement_of
 from fedcgd.mechanisms import inverse_matrix
-from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
+from fedcgd.support.files import atomic_write
+from fedcgd.support.numbers import plural
 
 FORMATS = (".html", ".md", ".json")
 POINTS = 60  # of the plot of ε: each is a bound of its own
@@ -57,7 +57,7 @@ def report(asked: ReportOptions) -> int:
             case _:
                 text = json_module.dumps(finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         try:
-            with whole(asked.output) as part:
+            with atomic_write(asked.output) as part:
                 part.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot write {asked.output}: {error.strerror}") from error
@@ -209,7 +209,7 @@ def _participations(record: dict[str, Any], plan: Plan) -> str:
     most = max(histogram)
     figure, axes = axes_of(3.0)
     axes.bar(list(histogram), list(histogram.values()), color="#2257c9", width=0.7)
-    asked, at_most = so_many(sum(histogram.values()), "user was", "users were"), so_many(most, "time", "times")
+    asked, at_most = plural(sum(histogram.values()), "user was", "users were"), plural(most, "time", "times")
     text = f"{asked} asked at least once; one user at most {at_most}."
     end = most
     if plan.participation.sampling_rate is None:

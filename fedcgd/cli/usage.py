@@ -26,7 +26,7 @@ from click.exceptions import (
 from rich.console import Console
 from rich.markup import escape
 
-from fedcgd.extras import missing_package
+from fedcgd.support.extras import missing_package
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERNAL = 3

@@ -12,8 +12,8 @@ from torch.func import functional_call, grad, vmap
 from fedcgd.clipping import layerwise
 from fedcgd.clipping.flat_models import Layout, layout, unflatten
 from fedcgd.clipping.norms import ROUNDING
+from fedcgd.native.vector_kernels import LANES, aligned, kernels_for
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.passes import LANES, aligned, passes
 
 ExampleLoss = Callable[..., Tensor]
 """(flat parameters, *one example's tensors) → that example's loss, a scalar."""
@@ -218,11 +218,11 @@ def _add_where_they_lie(
 ) -> tuple[Tensor, Tensor]:
     """Parts are read twice where they lie, instead of a dozen passes over all: as `fedcgd_flower.update` clips one user's update.
 
-    The norm is off by at most 2⁻²⁹ of itself (as `fedcgd.passes.squared_distance` proves), the factor aims 2⁻²² below the bound,
-    and rounding towards zero makes no entry larger.
+    The norm is off by at most 2⁻²⁹ of itself (proved at `fedcgd.native.vector_kernels.squared_distance`), the factor aims 2⁻²²
+    below the bound, and rounding towards zero makes no entry larger.
     """
     arrays = [aligned(part.numpy()) for part in parts]
-    work, lanes = passes(len(wanted) * len(total)), np.zeros((len(wanted), LANES))
+    work, lanes = kernels_for(len(wanted) * len(total)), np.zeros((len(wanted), LANES))
     for rows in arrays:
         work.squares(rows, lanes)
     norms = np.sqrt(lanes.sum(axis=1)) / unit

@@ -17,7 +17,7 @@ from fedcgd.mechanisms import Mechanism, Normalized, Toeplitz
 from fedcgd.noise import STREAM
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
-from fedcgd.untrusted import Optional, clean, conform
+from fedcgd.support.untrusted import Optional, clean, conform
 
 PROTOCOL = "fedcgd keepers 2"
 

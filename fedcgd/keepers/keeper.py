@@ -21,7 +21,7 @@ from fedcgd.ledger.transactions import MEMORY, Closable
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Lattice, add_noise
-from fedcgd.untrusted import clean
+from fedcgd.support.untrusted import clean
 
 __all__ = ["Keeper", "Opening", "Refusal", "RefusedError", "UnreadableError", "share_terms"]
 

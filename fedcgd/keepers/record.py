@@ -8,8 +8,8 @@ from typing import Self
 
 from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
-from fedcgd.records import check_record, check_tables, read_only
-from fedcgd.untrusted import MalformedError
+from fedcgd.support.records import check_record, check_tables, read_only
+from fedcgd.support.untrusted import MalformedError
 
 FORMAT = 3
 

@@ -4,7 +4,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcgd.files import check_private
+from fedcgd.support.files import check_private
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from fedcgd.keepers.record import RefusedError
 from fedcgd.ledger.participation_counter import USERS, ParticipationCounter
 from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.participation.user_ids import user_ids
-from fedcgd.records import check_record
+from fedcgd.support.records import check_record
 
 _FORMAT = 1
 

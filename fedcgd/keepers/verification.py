@@ -10,7 +10,7 @@ from fedcgd.ledger import openings
 from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.store import reader, stored_run
 from fedcgd.plan import PLAN_FORM
-from fedcgd.untrusted import Optional, clean, parse_json
+from fedcgd.support.untrusted import Optional, clean, parse_json
 
 
 def contradictions(records: Mapping[str, Recorded], ledger: Path | None = None) -> list[str]:

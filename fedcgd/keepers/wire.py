@@ -16,7 +16,7 @@ from fedcgd.keepers.agreement import Agreement, Kind
 from fedcgd.keepers.cards import SEALED_BYTES, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Opening, Refusal
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
-from fedcgd.untrusted import MalformedError, parse_json
+from fedcgd.support.untrusted import MalformedError, parse_json
 
 CHALLENGE = b"fedcgd keeper: which node is it"
 """What a challenge is sealed with: never the `info` of a seed, which begins with an agreement's context."""

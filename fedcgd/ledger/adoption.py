@@ -11,8 +11,8 @@ from fedcgd.ledger.registry import RECORD_REMEDY, Registry
 from fedcgd.ledger.store import checkpoint, connect, reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.numeric import so_many
-from fedcgd.untrusted import clean
+from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import clean
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS adoptions (at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL) STRICT"
@@ -78,7 +78,7 @@ def adoptions(connection: sqlite3.Connection) -> tuple[str, ...]:
         return ()
     rows = connection.execute("SELECT at, released FROM adoptions ORDER BY at").fetchall()
     return tuple(
-        f"on {clean(at, 10)}, after {so_many(released, 'round', 'rounds')}, its operator declared this the latest ledger of the "
+        f"on {clean(at, 10)}, after {plural(released, 'round', 'rounds')}, its operator declared this the latest ledger of the "
         "run: the key's register, which would show another copy, was lost"
         for at, released in rows
     )

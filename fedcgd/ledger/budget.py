@@ -15,8 +15,8 @@ from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.store import reader, stored_run
 from fedcgd.ledger.transactions import MEMORY
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
+from fedcgd.support.numbers import plural
 
 _MOST_NOISE = 1e4
 """Times the plan's noise: a run that is refused with so much more would be of no use."""
@@ -110,7 +110,7 @@ class JointBudget:
         for run in runs:
             if unnamed := set(run.budget["after"]) - ids if run.budget else set():
                 raise ValueError(
-                    f"{run.name} came after {so_many(len(unnamed), 'run that is', 'runs that are')} not named (streams "
+                    f"{run.name} came after {plural(len(unnamed), 'run that is', 'runs that are')} not named (streams "
                     f"{', '.join(sorted(unnamed))}); name all earlier ledgers: whoever was in those counts too"
                 )
         description = {

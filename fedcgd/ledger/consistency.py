@@ -11,8 +11,8 @@ from fedcgd.ledger.registry import read_register
 from fedcgd.ledger.settings import identity_hash
 from fedcgd.ledger.store import stored_run
 from fedcgd.noise.nonce import NONCE_BYTES
-from fedcgd.numeric import so_many
-from fedcgd.untrusted import clean, parse_json
+from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import clean, parse_json
 
 _HEX = set("0123456789abcdef")
 _STREAM_ID_DIGITS = 32
@@ -62,17 +62,17 @@ def _of_attempts(connection: sqlite3.Connection) -> Iterator[str]:
             counted, tries = counted + 1, 0
     if out_of_turn:
         yield (
-            so_many(out_of_turn, "attempt is", "attempts are") + " at a round before which another one is not released"
+            plural(out_of_turn, "attempt is", "attempts are") + " at a round before which another one is not released"
         )
     if missing:
-        yield f"attempts are missing, or numbered anew, at {so_many(missing, 'place', 'places')}"
+        yield f"attempts are missing, or numbered anew, at {plural(missing, 'place', 'places')}"
     if without:
-        yield so_many(without, "released round has", "released rounds have") + " no nonce, and so no noise"
+        yield plural(without, "released round has", "released rounds have") + " no nonce, and so no noise"
     if incomplete:
-        attempts_have = so_many(incomplete, "attempt has", "attempts have")
+        attempts_have = plural(incomplete, "attempt has", "attempts have")
         yield f"{attempts_have} a sum, a nonce or an end that does not belong to the state on record, or none where one does"
     if left_open:
-        yield f"{so_many(left_open, 'attempt was', 'attempts were')} still in flight when another began"
+        yield f"{plural(left_open, 'attempt was', 'attempts were')} still in flight when another began"
 
 
 def _of_skips(connection: sqlite3.Connection) -> Iterator[str]:
@@ -95,26 +95,26 @@ def _of_metrics(connection: sqlite3.Connection) -> Iterator[str]:
     released = attempts.count_released(connection)
     beyond = "SELECT count(*) FROM metrics WHERE release NOT BETWEEN 0 AND ?"
     if (number := connection.execute(beyond, (released,)).fetchone()[0]) > 0:
-        yield f"{so_many(number, 'metric is', 'metrics are')} of a release that is not on record"
+        yield f"{plural(number, 'metric is', 'metrics are')} of a release that is not on record"
     unknown = (
         "SELECT count(*) FROM metrics WHERE kind = 'train' AND release BETWEEN 0 AND ? "
         "AND release - 1 NOT IN (SELECT round FROM attempts WHERE state = 'released')"
     )
     if (number := connection.execute(unknown, (released,)).fetchone()[0]) > 0:
-        yield f"{so_many(number, 'metric', 'metrics')} of training belong to a round that gave no model"
+        yield f"{plural(number, 'metric', 'metrics')} of training belong to a round that gave no model"
     told = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train'")
     wrong = sum(
         parse_json(data, dict, "a metric on record").get("releases", release) != release for release, data in told
     )
     if wrong:
-        yield f"{so_many(wrong, 'metric', 'metrics')} of training count other releases than their own"
+        yield f"{plural(wrong, 'metric', 'metrics')} of training count other releases than their own"
 
 
 def _of_the_last_model(connection: sqlite3.Connection) -> Iterator[str]:
     latest, models = model_file.described(connection), attempts.count_models(connection)
     if (latest is None) != (models == 0) or (latest is not None and latest.round != models - 1):
         here = "none" if latest is None else f"number {latest.round + 1}"
-        yield f"the last model on record is {here}, and {so_many(models, 'model is', 'models are')} released"
+        yield f"the last model on record is {here}, and {plural(models, 'model is', 'models are')} released"
 
 
 def _of_openings(connection: sqlite3.Connection) -> Iterator[str]:
@@ -128,9 +128,9 @@ def _of_openings(connection: sqlite3.Connection) -> Iterator[str]:
         "WHERE state IN ('opening', 'spent') AND list_hash IS NULL"
     )
     if (number := connection.execute(undone).fetchone()[0]) > 0:
-        yield f"keepers were asked to open {so_many(number, 'round', 'rounds')} that count as neither released nor spent"
+        yield f"keepers were asked to open {plural(number, 'round', 'rounds')} that count as neither released nor spent"
     if (number := connection.execute(unasked).fetchone()[0]) > 0:
-        yield f"{so_many(number, 'round is', 'rounds are')} spent that no keepers were asked to open"
+        yield f"{plural(number, 'round is', 'rounds are')} spent that no keepers were asked to open"
 
 
 def _of_the_run(connection: sqlite3.Connection) -> Iterator[str]:
@@ -143,7 +143,7 @@ def _of_the_run(connection: sqlite3.Connection) -> Iterator[str]:
     if run.sealed is not None and connection.execute(flying).fetchone()[0]:
         yield "the run is sealed, and an attempt is in flight"
     if wrong := {text for moments in _chains(connection) for text in moments if _moment(text) is None}:
-        yield f"{so_many(len(wrong), 'time', 'times')} on record cannot be read"
+        yield f"{plural(len(wrong), 'time', 'times')} on record cannot be read"
 
 
 def disorder(connection: sqlite3.Connection) -> int:
@@ -199,12 +199,12 @@ def compare_with_register(connection: sqlite3.Connection, register: Path) -> tup
         problems.append(f"plan, configuration or key are not those with which {register} knows the run")
     if len(nonces) < known.released:
         problems.append(
-            f"the key has released {so_many(known.released, 'round', 'rounds')} of this run ({register}), and "
+            f"the key has released {plural(known.released, 'round', 'rounds')} of this run ({register}), and "
             f"{len(nonces)} are on record: it is an older copy, or releases were taken out"
         )
     elif len(nonces) > known.released + 1:
         problems.append(
-            f"{so_many(len(nonces), 'round is', 'rounds are')} on record, and {register} knows of {known.released}: "
+            f"{plural(len(nonces), 'round is', 'rounds are')} on record, and {register} knows of {known.released}: "
             "it is an older copy of the register"
         )
     elif known.released and nonces[known.released - 1].to_bytes(NONCE_BYTES, "big") != known.nonce:

@@ -7,7 +7,7 @@ from typing import Any
 from fedcgd.ledger import client_metrics
 from fedcgd.ledger.store import reader, stored_run, unpack_ids
 from fedcgd.ledger.verification import verify
-from fedcgd.untrusted import clean, parse_json
+from fedcgd.support.untrusted import clean, parse_json
 
 
 def export(path: Path | str) -> dict[str, Any]:

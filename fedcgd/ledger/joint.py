@@ -12,8 +12,8 @@ from fedcgd.ledger.recorded_run import RecordedRun, recorded
 from fedcgd.ledger.registry import RegisteredRun, read_register, register_beside
 from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.verification import NO_REGISTER, compare_model_file, verify_records
-from fedcgd.numeric import so_many
-from fedcgd.untrusted import clean
+from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import clean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def joint(
         simulated=any(run.simulated for run in runs),
         problems=(*problems, *_budget_problems(together, members)),
         copies=tuple(
-            f"{run.name} is a copy that went its own way after {so_many(run.shared, 'round', 'rounds')}: those count once, and "
+            f"{run.name} is a copy that went its own way after {plural(run.shared, 'round', 'rounds')}: those count once, and "
             "the later rounds of each copy count"
             for run in runs
             if run.went_apart
@@ -172,10 +172,10 @@ def unnamed_runs(runs: Sequence[RecordedRun], register: Path | None) -> list[Reg
 
 def told(unnamed: Sequence[RegisteredRun]) -> str:
     """That a register knows of these runs and nobody has named them."""
-    ledgers = ", ".join(f"{clean(one.ledger)} ({so_many(one.released, 'round', 'rounds')})" for one in unnamed[:_TOLD])
+    ledgers = ", ".join(f"{clean(one.ledger)} ({plural(one.released, 'round', 'rounds')})" for one in unnamed[:_TOLD])
     more = f", and {len(unnamed) - _TOLD} more" if len(unnamed) > _TOLD else ""
     return (
-        f"a key's register knows of {so_many(len(unnamed), 'run that is', 'runs that are')} not named: {ledgers}{more}"
+        f"a key's register knows of {plural(len(unnamed), 'run that is', 'runs that are')} not named: {ledgers}{more}"
     )
 
 
@@ -187,7 +187,7 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
     found = []
     for i, run in enumerate(together.runs):
         if missing := together.missing(i):
-            many = so_many(len(missing), "earlier run whose ledger is", "earlier runs whose ledgers are")
+            many = plural(len(missing), "earlier run whose ledger is", "earlier runs whose ledgers are")
             found.append(
                 f"{run.name} counted {many} not given (streams {', '.join(missing)}): what follows is without them"
             )
@@ -195,7 +195,7 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
         unknown = sum(one.went_apart and one.id not in counted and one.run_id in counted for one in together.runs)
         if unknown:
             found.append(
-                f"{run.name} counted a run of which {so_many(unknown, 'more copy is', 'more copies are')} given: its budget is "
+                f"{run.name} counted a run of which {plural(unknown, 'more copy is', 'more copies are')} given: its budget is "
                 "without those"
             )
         epsilon = 0.0 if run.budget is None else run.budget["epsilon"]
@@ -206,7 +206,7 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
         )
         if beyond:
             found.append(
-                f"{so_many(beyond, 'user is', 'users are')} in {run.name} beyond its joint budget of ε = {epsilon:g}"
+                f"{plural(beyond, 'user is', 'users are')} in {run.name} beyond its joint budget of ε = {epsilon:g}"
             )
         found += _beyond_with_others(together, members, i, counted.keys())
     return found
@@ -226,7 +226,7 @@ def _beyond_with_others(
     if beyond and budget is not None:
         names = sorted({together.runs[j].name for inside in beyond for j in others[inside]})
         cost = max(together.epsilon(inside, budget["delta"]) for inside in beyond)
-        users = so_many(sum(members[inside] for inside in beyond), "user is", "users are")
+        users = plural(sum(members[inside] for inside in beyond), "user is", "users are")
         yield (
             f"{users} in {together.runs[i].name}, begun with a joint budget of ε = {budget['epsilon']:g} at δ = "
             f"{budget['delta']:g}, and in runs that it does not count ({', '.join(names)}): all together cost up to ε = "

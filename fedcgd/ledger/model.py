@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.files import whole
 from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.store import reader
-from fedcgd.numeric import so_many
-from fedcgd.untrusted import MalformedError, conform, parse_json
+from fedcgd.support.files import atomic_write
+from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import MalformedError, conform, parse_json
 
 
 def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
@@ -67,7 +67,7 @@ def _last(path: Path) -> tuple[bytes, str]:
         if said.round != models - 1:
             raise ValueError(
                 f"{path} contradicts itself: its last model is number {said.round + 1}, and "
-                f"{so_many(models, 'model is', 'models are')} released; fedcgd ledger verify says what else"
+                f"{plural(models, 'model is', 'models are')} released; fedcgd ledger verify says what else"
             )
         try:
             return model_file.read(path, said)[0], said.layout
@@ -116,7 +116,7 @@ def save_model(path: Path | str, target: Path, *, carried: Path | None = None) -
     if carried is not None:
         arrays = completed(arrays, carried)
     _check_suffix(target)
-    with whole(target) as part:
+    with atomic_write(target) as part:
         if target.suffix == ".npz":
             np.savez(part, **arrays)  # type: ignore[arg-type]
         else:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcgd.files import sync_folder
 from fedcgd.ledger.transactions import MAKE_ROOM
+from fedcgd.support.files import sync_folder
 
 _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 _AT_ONCE = 1 << 20  # bytes: written while they are still in the cache that the checksum has read them into

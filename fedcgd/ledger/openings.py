@@ -9,7 +9,7 @@ import json
 import sqlite3
 from dataclasses import dataclass
 
-from fedcgd.untrusted import parse_json
+from fedcgd.support.untrusted import parse_json
 
 SCHEMA = """
 CREATE UNIQUE INDEX spent_once ON attempts (round) WHERE state = 'spent';

@@ -5,9 +5,9 @@ from collections.abc import Collection
 from operator import attrgetter
 from typing import NamedTuple
 
-from fedcgd.numeric import so_many
 from fedcgd.participation import Participation
 from fedcgd.participation.user_ids import user_ids
+from fedcgd.support.numbers import plural
 
 USERS = """CREATE TABLE users (
     id INTEGER PRIMARY KEY,
@@ -66,13 +66,13 @@ class ParticipationCounter:
         breaking = sum(user.participations >= k or round - user.last_round < b for user in again)
         if breaking:
             raise ValueError(
-                f"{so_many(breaking, 'user', 'users')} would take part more than {k} times, or less than {b} rounds apart, in "
+                f"{plural(breaking, 'user', 'users')} would take part more than {k} times, or less than {b} rounds apart, in "
                 f"round {round}; fedcgd.participation.cohorts.cohort never chooses them"
             )
         foreign = sum((round - user.last_round) % b != 0 for user in again) if self._participation.has_bins else 0
         if foreign:
             raise ValueError(
-                f"{so_many(foreign, 'user', 'users')} would take part in round {round}, which is not of their bin (round modulo "
+                f"{plural(foreign, 'user', 'users')} would take part in round {round}, which is not of their bin (round modulo "
                 f"{b}); fedcgd.participation.cohorts.cohort never chooses them"
             )
         self._connection.executemany(

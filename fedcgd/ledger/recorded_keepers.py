@@ -11,9 +11,9 @@ from fedcgd.accounting.shares import KeeperGuarantee, NoiseShares, guarantees_by
 from fedcgd.ledger import openings
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations_by_collusion
 from fedcgd.noise.nonce import NONCE_BYTES
-from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
-from fedcgd.untrusted import MalformedError, clean
+from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import MalformedError, clean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class RecordedKeepers:
         if self.with_evaluations:
             both = ", ".join(f"{number}: {rounded_up(epsilon)}" for number, epsilon in enumerate(self.with_evaluations))
             held += f"; with its evaluations {both}"
-        spent = f"; {so_many(self.spent, 'round is', 'rounds are')} spent without a model" if self.spent else ""
+        spent = f"; {plural(self.spent, 'round is', 'rounds are')} spent without a model" if self.spent else ""
         return (
             f"{len(self.names)} ({', '.join(self.names)}) make the noise, and the server has no key of it. ε at "
             f"δ = {rounded_up(self._delta, 6)} against the server, all other nodes and so many of them: {held}{spent}"
@@ -87,7 +87,7 @@ def keeper_facts(description: Mapping[str, Any] | None) -> list[tuple[str, str]]
     for what, epsilons in (("ε", planned), ("ε with its evaluations", description["with_evaluations"])):
         for number, epsilon in enumerate(epsilons):
             bound = "∞" if epsilon is None else f"at most {rounded_up(epsilon)}"
-            rows.append((f"{what} against the server with {so_many(number, 'keeper', 'keepers')}", bound))
+            rows.append((f"{what} against the server with {plural(number, 'keeper', 'keepers')}", bound))
     if description["spent"]:
         rows.append(("rounds spent without a model", str(description["spent"])))
     return rows
@@ -114,13 +114,13 @@ def recorded_keepers(
         for opened in counted
     )
     if wrong:
-        problems.append(so_many(wrong, "round has", "rounds have") + " other keepers than the run")
+        problems.append(plural(wrong, "round has", "rounds have") + " other keepers than the run")
     rows = connection.execute("SELECT round, nonce FROM attempts WHERE state IN ('released', 'spent')").fetchall()
     hashes = {opened.round: opened.list_hash[:NONCE_BYTES] for opened in counted}
     unopened = sum(hashes.get(round) != nonce for round, nonce in rows)
     if unopened:
         problems.append(
-            so_many(unopened, "round was", "rounds were") + " released without the keepers' opening on record"
+            plural(unopened, "round was", "rounds were") + " released without the keepers' opening on record"
         )
     evaluations = evaluation_plan(configuration)
     released = min(len(rows), plan.participation.rounds)

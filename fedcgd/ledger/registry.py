@@ -9,9 +9,9 @@ from pathlib import Path
 from fedcgd.ledger.store import reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
-from fedcgd.numeric import so_many
-from fedcgd.records import check_record, check_tables, make_record, read_only, record_name
-from fedcgd.untrusted import MalformedError
+from fedcgd.support.numbers import plural
+from fedcgd.support.records import check_record, check_tables, make_record, read_only, record_name
+from fedcgd.support.untrusted import MalformedError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -122,7 +122,7 @@ class Registry:
     def check_new(self, settings: str, ledger: str) -> None:
         """Raise ValueError if the key has begun a run of these `settings` that released anything or was sealed."""
         for run in self._runs("settings = ? AND (released > 0 OR sealed IS NOT NULL)", settings):
-            released = f"has released {so_many(run.released, 'round', 'rounds')}"
+            released = f"has released {plural(run.released, 'round', 'rounds')}"
             raise ValueError(
                 f"this key began the same run on {run.begun}, in the ledger {run.ledger}, which "
                 f"{f'was sealed on {run.sealed}' if run.sealed else released}; {ledger} has no "
@@ -148,7 +148,7 @@ class Registry:
                 self._check_not_begun_again(settings, ledger)
                 if nonces:
                     raise ValueError(
-                        f"{ledger} has released {so_many(len(nonces), 'round', 'rounds')}, and {self._path}, the register of its "
+                        f"{ledger} has released {plural(len(nonces), 'round', 'rounds')}, and {self._path}, the register of its "
                         "key's runs, does not know of it: the register was lost or is another, and nobody can say whether "
                         "another copy of the run has gone on. Put the register back. If it is lost and this is the "
                         f"latest ledger, say so once: fedcgd ledger adopt {ledger} --key-file FILE, or "
@@ -159,7 +159,7 @@ class Registry:
             released, nonce = found
             if len(nonces) < released:
                 raise ValueError(
-                    f"{ledger} has {so_many(len(nonces), 'released round', 'released rounds')} on record, and this key has "
+                    f"{ledger} has {plural(len(nonces), 'released round', 'released rounds')} on record, and this key has "
                     f"released {released} of this run: it is an old copy, or its -wal file is missing. Give the "
                     f"latest ledger. {_REMEDY}"
                 )
@@ -200,7 +200,7 @@ class Registry:
                     f"and not yet in {self._path}. Open the ledger again, as after a crash, and the run goes on"
                 )
             if found is None or found[0] > expected:
-                went = "begun again" if found is None else f"released {so_many(found[0], 'round', 'rounds')}"
+                went = "begun again" if found is None else f"released {plural(found[0], 'round', 'rounds')}"
                 raise ValueError(
                     f"round {released + len(latest)} is not released: another copy of this run, with another ledger, has "
                     f"{went}. {_REMEDY}"

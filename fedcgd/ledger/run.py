@@ -23,7 +23,7 @@ from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.participation.user_ids import user_ids
 from fedcgd.plan import Plan
-from fedcgd.records import check_record
+from fedcgd.support.records import check_record
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fedcgd.ledger.run_lock import RunLock
 from fedcgd.ledger.store import StoredRun, checkpoint, connect, reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
-from fedcgd.numeric import so_many
+from fedcgd.support.numbers import plural
 
 
 def seal(path: Path | str, key_file: Path | None) -> None:
@@ -71,7 +71,7 @@ def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> Non
             if stored.stream_id == run.stream_id and stored.sealed is not None:
                 registry.seal(run.stream_id, stored.sealed)
                 continue
-        released = so_many(run.released, "round", "rounds")
+        released = plural(run.released, "round", "rounds")
         raise ValueError(
             f"{key_file} is also the key of the run in {run.ledger} ({released} released, not sealed): nothing is "
             f"sealed or deleted. Seal that run first with `fedcgd ledger seal {run.ledger}`, then this one with the key file; if "

@@ -19,9 +19,9 @@ from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import records
 from fedcgd.ledger.recorded_keepers import keeper_facts
 from fedcgd.ledger.verification import NO_REGISTER, Verification, verify
-from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
-from fedcgd.untrusted import clean
+from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import clean
 
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography")
 
@@ -252,7 +252,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
             (
                 "joint budget of each user",
                 f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
-                f"{so_many(budget['earlier_runs'], 'earlier run', 'earlier runs')} (whoever had too little left was not asked)",
+                f"{plural(budget['earlier_runs'], 'earlier run', 'earlier runs')} (whoever had too little left was not asked)",
             )
         )
     if whole["sensitivity"] is not None:
@@ -281,7 +281,7 @@ def _participation(participation: dict[str, Any]) -> str:
     rounds, separation, most = (participation[name] for name in ("rounds", "min_separation", "max_participations"))
     if participation["sampling"] == "random-allocation":
         return f"in one round of each of {most} epochs, drawn anew"
-    turns = so_many(-(-rounds // separation) if most is None else most, "round", "rounds")
+    turns = plural(-(-rounds // separation) if most is None else most, "round", "rounds")
     return f"in at most {turns}, any two at least {separation} apart"
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from fedcgd.ledger import openings
 from fedcgd.ledger.participation_counter import USERS
 from fedcgd.ledger.transactions import MEMORY, make_tables, open_file
-from fedcgd.records import check_tables, read_only
-from fedcgd.untrusted import MalformedError, Optional, clean, inflate, parse_json
+from fedcgd.support.records import check_tables, read_only
+from fedcgd.support.untrusted import MalformedError, Optional, clean, inflate, parse_json
 
 FORMAT = 3
 

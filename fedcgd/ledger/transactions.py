@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from fedcgd.records import make_record, record_name
+from fedcgd.support.records import make_record, record_name
 
 MEMORY = ":memory:"
 

@@ -19,8 +19,8 @@ from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, stored_run, unpack_ids
 from fedcgd.ledger.unreleased import epsilon_if_kept, unreleased_sums
-from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
+from fedcgd.support.numbers import plural
 
 NO_REGISTER = (
     "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator has it beside "
@@ -129,7 +129,7 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
             problems.append(f"the released rounds are not 1 … {released}, once each")
         if released > plan.participation.rounds:
             problems.append(
-                f"{so_many(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
+                f"{plural(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
             )
         # Nonces are 128 random bits, and equal by no chance; of a simulation, numbers of tries.
         key = "nonce" if not run.simulated else "round, nonce"
@@ -137,7 +137,7 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
             f"SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY {key} HAVING count(*) > 1)"  # noqa: S608
         ).fetchone()
         if doubled:
-            problems.append(so_many(doubled, "nonce is", "nonces are") + " on record for two sums")
+            problems.append(plural(doubled, "nonce is", "nonces are") + " on record for two sums")
         problems += _participation_problems(connection, plan)
         problems += table_problems(connection)
         settings = run.settings
@@ -181,7 +181,7 @@ def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> 
     notes = []
     rounds = () if evaluations else unreleased_sums(connection)  # those of an evaluation nobody sees
     if rounds:
-        sums = so_many(len(rounds), "noised sum", "noised sums")
+        sums = plural(len(rounds), "noised sum", "noised sums")
         which = f"{', '.join(str(round + 1) for round in rounds[:_NAMED])}{', …' * (len(rounds) > _NAMED)}"
         notes.append(
             f"{sums} may have reached the inner strategy and {'is' if len(rounds) == 1 else 'are'} no release (of round "
@@ -191,7 +191,7 @@ def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> 
         )
     if earlier := disorder(connection):
         notes.append(
-            f"{so_many(earlier, 'time is', 'times are')} on record before one that they must follow: the server's clock was set "
+            f"{plural(earlier, 'time is', 'times are')} on record before one that they must follow: the server's clock was set "
             "back, or the record was changed"
         )
     return notes
@@ -250,7 +250,7 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
         ("user has counters that differ", "users have counters that differ", " from the cohorts on record"): differing,
         ("user who was asked is", "users who were asked are", " not in the table of users"): len(unknown),
     }
-    return [so_many(number, words[0], words[1]) + "".join(words[2:]) for words, number in found.items() if number]
+    return [plural(number, words[0], words[1]) + "".join(words[2:]) for words, number in found.items() if number]
 
 
 _WORDS = {

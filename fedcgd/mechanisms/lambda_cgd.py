@@ -6,7 +6,7 @@ import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
-from fedcgd.numeric import as_float
+from fedcgd.support.numbers import as_float
 
 
 @dataclass(frozen=True)

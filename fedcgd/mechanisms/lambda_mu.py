@@ -7,7 +7,7 @@ import scipy
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism
-from fedcgd.numeric import as_float
+from fedcgd.support.numbers import as_float
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import scipy
 from fedcgd.mechanisms.mechanism import Banded, Matrix, Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.streaming import noise_mode
-from fedcgd.numeric import as_whole
+from fedcgd.support.numbers import as_whole
 
 _ENTRIES = 2**24  # of C, or of C⁻¹, that are looked at beyond what costs O(n): 128 MiB
 _TOLERANCE = 1e-8

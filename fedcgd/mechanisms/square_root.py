@@ -10,7 +10,7 @@ from fedcgd.mechanisms.toeplitz import (
     checked_bandwidth,
     power_coefficients,
 )
-from fedcgd.numeric import as_float
+from fedcgd.support.numbers import as_float
 
 
 @dataclass(frozen=True)

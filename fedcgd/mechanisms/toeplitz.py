@@ -10,7 +10,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector
-from fedcgd.numeric import as_float, as_whole
+from fedcgd.support.numbers import as_float, as_whole
 
 _DIRECT = 2**27  # multiplications up to which the plain recurrence is used, which rounds least
 

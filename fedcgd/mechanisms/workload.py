@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.numeric import as_float
+from fedcgd.support.numbers import as_float
 
 Objective = Literal["rmse", "max-se"]
 """Which error an optimised mechanism is best at: the root mean square over all rounds, or that of the worst round."""

@@ -17,7 +17,7 @@ at 4e-7 of E (for E below 1, 4e-7 in itself), the directions at 3e-8 rad.
 
 Library functions for log, sin and cos differ in their last bit between processors and versions, and between the body
 and the tail of a vector. Here each step is one correctly rounded addition, multiplication, division or square root, so that
-the result depends on neither. This file says what the numbers are; `machine_code.c` and `gpu_code` repeat it, step by step.
+the result depends on neither. This file says what the numbers are; `normals.c` and `gpu_code` repeat it, step by step.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Noise by machine code, that of `machine_code.c`, where it was built: the same bits as NumPy's."""
+"""Noise by machine code, that of `normals.c`, where it was built: the same bits as NumPy's."""
 
 from collections.abc import Callable
 from ctypes import c_double, c_int64
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcgd.machine_code import array, checked, function, library
+from fedcgd.native.library import array, checked, function, library
 
 WORTHWHILE = 2**16  # numbers; below, NumPy makes them in a few milliseconds
 
@@ -37,7 +37,7 @@ def kernels() -> Kernels | None:
 
 
 def _load() -> Kernels:
-    code = library(Path(__file__).with_name("machine_code.c"))
+    code = library(Path(__file__).with_name("normals.c"))
     integers, floats, key = array(np.int64), array(np.float32), array(np.uint32, 8)
     add = function(
         code, "add_to_grid", [integers, c_int64, c_int64, array(np.uint32), array(np.float64), c_int64, key, c_double]

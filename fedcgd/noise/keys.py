@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
-from fedcgd.files import check_private, sync_folder
 from fedcgd.noise.nonce import synthetic_nonce
-from fedcgd.records import make_record, record_name
+from fedcgd.support.files import check_private, sync_folder
+from fedcgd.support.records import make_record, record_name
 
 _BYTES = 32
 _WITH_RECORD = "# made together with record {}, in a file beside it: keep the two together"

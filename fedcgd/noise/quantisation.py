@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.blas import usable_cores
+from fedcgd.native.threads import usable_cores
 from fedcgd.noise.box_muller import LARGEST
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.correlated import Keyed, Term, add_rounded, check_stddev, keyed
 from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words, tiles, words_of
-from fedcgd.numeric import as_positive
+from fedcgd.support.numbers import as_positive
 
 Integers = NDArray[np.int64]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedcgd.on_use import names_on_use
+from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fedcgd.opacus.engine import CorrelatedPrivacyEngine
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CorrelatedPrivacyEngine", "CrossExampleLeakError", "check_independence", "sequence_loss"]
 
-__getattr__ = names_on_use(
+__getattr__ = lazy_exports(
     __name__,
     {
         "CorrelatedPrivacyEngine": "engine",

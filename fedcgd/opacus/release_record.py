@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedcgd.files import sync_folder
 from fedcgd.noise import STREAM
+from fedcgd.support.files import sync_folder
 
 _FORMAT = "fedcgd releases"
 _open_here: "weakref.WeakValueDictionary[Path, ReleaseRecord]" = weakref.WeakValueDictionary()

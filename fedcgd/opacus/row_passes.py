@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcgd.machine_code import array, checked, function, library
+from fedcgd.native.library import array, checked, function, library
 
 _FOR_THREADS = 2**22  # numbers, below which another thread costs more than it brings
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
-from fedcgd.numeric import as_positive
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
+from fedcgd.support.numbers import as_positive
 
 
 @dataclass(frozen=True)

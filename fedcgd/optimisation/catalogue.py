@@ -16,9 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from fedcgd.blas import one_thread
-from fedcgd.cache import keep, kept
-from fedcgd.files import whole
 from fedcgd.mechanisms import (
     BIFR,
     BISR,
@@ -41,11 +38,14 @@ from fedcgd.mechanisms import (
 from fedcgd.mechanisms.mechanism import Matrix, bandwidth
 from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
+from fedcgd.native.threads import one_thread
 from fedcgd.optimisation import Progress, banded, fitted, toeplitz
 from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
-from fedcgd.untrusted import MalformedError, Optional, conform, inflate, parse_json
+from fedcgd.support import cache
+from fedcgd.support.files import atomic_write
+from fedcgd.support.untrusted import MalformedError, Optional, conform, inflate, parse_json
 
 _MOST_ENTRIES = 2**24  # of a matrix that is read: four times as many as `dense` makes
 _FORMAT = 6  # raise it when an optimiser changes, so that older results are found no more
@@ -245,7 +245,7 @@ def mechanism(
 
     With a `curvature` those rows that have a fit are best at its loss instead: `noise-curve:p`, which needs one; `band-inv-mf:p`,
     `banded-toeplitz:p` and `blt:d`; `lambda-cgd` and `nu-dp-ftrl` without a number. It must come from public data.
-    Optimised mechanisms are kept in the cache folder (`fedcgd.cache`). `progress` is called every 20 iterations.
+    Optimised mechanisms are kept in the cache folder (`fedcgd.support.cache`). `progress` is called every 20 iterations.
     Raises ValueError for an unknown name, for a number that is missing or impossible, and for a normalisation that would not keep
     C⁻¹Z cheap.
 
@@ -295,11 +295,11 @@ def mechanism(
     else:
         made: Mechanism = row.cls(*asked.values)
         return _normalized(made) if asked.normalized else made
-    description = kept(request)
+    description = cache.load(request)
     if description is None:
         with one_thread():
             description = describe(make())
-        keep(request, description)
+        cache.store(request, description)
     found = from_description(description)
     return _normalized(found) if asked.normalized else found
 
@@ -364,7 +364,7 @@ def _unpacked(band: str, shape: Sequence[int]) -> Matrix:
 def write_mechanism(mechanism: Mechanism, path: Path | str) -> None:
     """Write what `describe` says of `mechanism` as JSON, so that it is spelled `file:PATH`."""
     text = json.dumps(describe(mechanism)) + "\n"
-    with whole(path) as part:
+    with atomic_write(path) as part:
         part.write_text(text, encoding="utf-8")
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fedcgd.numeric import as_float, as_whole
+from fedcgd.support.numbers import as_float, as_whole
 
 MOST_ROUNDS = 10**8
 """More than any run has: an array with a number for each round takes 0.8 GB."""

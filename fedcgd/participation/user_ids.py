@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedcgd.numeric import so_many
+from fedcgd.support.numbers import plural
 
 
 class NoUserIdsError(TypeError):
@@ -38,7 +38,5 @@ def user_ids(users: Iterable[str]) -> tuple[str, ...]:
                 "in …], and leave out rows without an id"
             )
     if twice := len(ids) - len(set(ids)):
-        raise ValueError(
-            f"{so_many(twice, 'user is', 'users are')} named twice; a user has one id, and takes part once"
-        )
+        raise ValueError(f"{plural(twice, 'user is', 'users are')} named twice; a user has one id, and takes part once")
     return ids

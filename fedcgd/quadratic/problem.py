@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.numeric import as_float
 from fedcgd.quadratic.spectrum import Spectrum
+from fedcgd.support.numbers import as_float
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.files import whole
+from fedcgd.support.files import atomic_write
 
 _KIND = "fedcgd spectrum"
 _VERSION = 1
@@ -138,7 +138,7 @@ class Spectrum:
             "counts": self.counts,
         }
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-        with whole(os.fspath(path)) as part:
+        with atomic_write(os.fspath(path)) as part:
             part.write_text(text)
 
     @staticmethod

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate
-from fedcgd.files import whole
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.support.files import atomic_write
 from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Setup, descent
 from fedcgd_experiments.results import Row
@@ -191,7 +191,7 @@ def train_engine(
         if checkpoint is not None and epoch < point.epochs:
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {"schedule": scheduler.state_dict()}
-            with whole(checkpoint) as part:
+            with atomic_write(checkpoint) as part:
                 engine.save_checkpoint(path=part, module=module, optimizer=private, checkpoint_dict=state)
             if late():
                 raise PausedError(f"{epoch} of {point.epochs} epochs are done")

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 from torch import nn, optim
 
 from fedcgd.mechanisms.schedule import SCHEDULES, Schedule
-from fedcgd.numeric import as_positive
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, Sampling
+from fedcgd.support.numbers import as_positive
 from fedcgd_simulations.server_optimizer import check_descent
 
 

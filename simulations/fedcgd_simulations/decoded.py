@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcgd.cache import cache_folder
+from fedcgd.support.cache import cache_folder
 from fedcgd_simulations.task import Data, Examples
 
 _PARTS = tuple((part, array) for part in ("train", "validation", "test") for array in ("inputs", "targets"))
 
 
 def decoded(name: str, sources: Iterable[Path], load: Callable[[], Data]) -> Data:
-    """What `load` reads from `sources`, as files in the cache folder (`fedcgd.cache`) that are mapped into memory.
+    """What `load` reads from `sources`, as files in the cache folder (`fedcgd.support.cache`) that are mapped into memory.
 
     Args:
         name: of the task and how it is prepared.

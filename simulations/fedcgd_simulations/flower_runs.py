@@ -80,7 +80,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         # The server's torch has a thread for each core, and nodes train on the cores: a thread that is ahead sleeps, not spins.
         "OMP_WAIT_POLICY": "passive",
-        # Nor has NumPy's BLAS threads, which would stand still for ever if it is in use when Ray forks (`fedcgd.blas`).
+        # Nor has NumPy's BLAS threads, which would stand still for ever if it is in use when Ray forks (`fedcgd.native.threads`).
         "OPENBLAS_NUM_THREADS": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }

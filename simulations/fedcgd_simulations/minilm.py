@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
-from fedcgd.cache import cache_folder
+from fedcgd.support.cache import cache_folder
 
 WIDTH = 384
 BATCH = 32
@@ -47,7 +47,7 @@ def minilm_embeddings(texts: Sequence[str], *, length: int = 64) -> Tensor:
     """Unit-norm embeddings of the first `length` word pieces of each text, shape (texts, 384), float32.
 
     The model saw other people's texts, none of these. It takes 10 ms a tweet on one core, so the embeddings are kept
-    in the cache folder (`fedcgd.cache`), in a file named by a hash of the texts, 1.5 kB a text.
+    in the cache folder (`fedcgd.support.cache`), in a file named by a hash of the texts, 1.5 kB a text.
     """
     path = cache_folder() / f"minilm-{_digest(texts, length)}.npy"
     return _kept(path, (len(texts), WIDTH), np.float32, lambda: embed(texts, length=length))

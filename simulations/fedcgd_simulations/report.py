@@ -11,7 +11,7 @@ matplotlib.use("Agg")  # a server has no display
 import matplotlib.pyplot as plt
 
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.files import whole
+from fedcgd.support.files import atomic_write
 
 _STYLES = ("-", "--", ":", "-.")  # readable without colour
 
@@ -19,7 +19,7 @@ _STYLES = ("-", "--", ":", "-.")  # readable without colour
 def write_json(path: Path, figures: dict[str, Any]) -> None:
     """Write `figures` so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as part:
+    with atomic_write(path) as part:
         part.write_text(json.dumps(figures, indent=1) + "\n")
 
 

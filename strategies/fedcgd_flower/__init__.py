@@ -5,7 +5,7 @@ Names are loaded when they are first used: a node, a new process for each messag
 
 from typing import TYPE_CHECKING
 
-from fedcgd.on_use import names_on_use
+from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fedcgd_flower.adaptive_clipping import AdaptiveClipping
@@ -42,7 +42,7 @@ __all__ = [
     "sequential_training",
 ]
 
-__getattr__ = names_on_use(
+__getattr__ = lazy_exports(
     __name__,
     dict.fromkeys(__all__, "pool")  # but for those that follow
     | {

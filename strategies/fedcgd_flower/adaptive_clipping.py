@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.numeric import as_positive
+from fedcgd.support.numbers import as_positive
 
 LARGEST_PART = 0.5  # of the squared sensitivity that the share may take: the noise on updates is then √2 times as large
 _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20  # what a plan may have

@@ -11,9 +11,9 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.accounting.guarantee import rounded_down, rounded_up
 from fedcgd.ledger import Admission, JointBudget, Ledger
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.numeric import so_many
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, eligible
+from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import is_simulation, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
 from fedcgd_flower.keeper_suspects import NodeSuspects
@@ -158,7 +158,7 @@ class CohortSelector:
         return is_simulation(grid) or silent > 1 or 2 * silent >= directory.connected
 
     def _cannot_begin(self, users: int, directory: UserDirectory, waited: str) -> str:
-        there = so_many(users, "user is", "users are") + " there"
+        there = plural(users, "user is", "users are") + " there"
         if users >= self._cohort.expected_users:
             why = f" {_unable(directory)}." if directory.unable else ""
             return (
@@ -187,7 +187,7 @@ class CohortSelector:
         if admission.room is not None:
             smaller = f"a plan of at most ε = {rounded_down(admission.room)} for this run"
         helps = "" if admission.room == 0 else f"{smaller}, "
-        there = so_many(users + self.over_budget, "user that is", "users that are")
+        there = plural(users + self.over_budget, "user that is", "users that are")
         cost = rounded_up(admission.full_cost)
         return (
             f"the joint budget leaves too few users to begin with: {self.over_budget} of the {there} there have no budget left "
@@ -198,8 +198,8 @@ class CohortSelector:
         )
 
     def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
-        there = so_many(users, "user is", "users are") + " there"
-        at_nodes = f"at {so_many(directory.connected, 'node', 'nodes')}"
+        there = plural(users, "user is", "users are") + " there"
+        at_nodes = f"at {plural(directory.connected, 'node', 'nodes')}"
         if directory.is_hopeless:
             return (
                 f"no user is there {at_nodes}, and none can be until others connect or these are mended, as said above"
@@ -220,10 +220,10 @@ class CohortSelector:
     def _remedy(self, users: int, directory: UserDirectory) -> str:
         """What to do where fewer users are there than the first round waits for."""
         participation, size = self._participation, self._cohort.size
-        turns = so_many(participation.participations, "time", "times")
+        turns = plural(participation.participations, "time", "times")
         connect = "connect more nodes" if directory.connected else "no node is connected to the SuperLink: start them"
         return (
-            f"With {so_many(size, 'user', 'users')} a round, each at most {turns} and {participation.min_separation} rounds "
+            f"With {plural(size, 'user', 'users')} a round, each at most {turns} and {participation.min_separation} rounds "
             f"apart, the {participation.rounds} rounds need {users_needed(participation, size)} users: {connect}, or lower "
             "cohort_size or the plan's min_separation. To begin with fewer, if others join later, say "
             f"expected_users={max(users, 1)}"
@@ -245,7 +245,7 @@ class CohortSelector:
             (refused, "user was", "users were", "claimed by a node that may not speak for them"),
             (self.over_budget, "more has", "more have", "no budget left after earlier runs"),
         ]
-        told = [f"{so_many(number, one, many)} {what}" for number, one, many, what in parts if number]
+        told = [f"{plural(number, one, many)} {what}" for number, one, many, what in parts if number]
         return "; ".join([_unable(directory)] * bool(directory.unable) + told)
 
     def _within_budget(self, nodes: Mapping[str, NodeIds]) -> Mapping[str, NodeIds]:
@@ -255,7 +255,7 @@ class CohortSelector:
         if refused and self._budget is not None and not self._told_budget:
             self._told_budget = True
             log_warning(
-                f"{so_many(len(refused), 'user that is there is', 'users that are there are')} refused: the earlier runs they "
+                f"{plural(len(refused), 'user that is there is', 'users that are there are')} refused: the earlier runs they "
                 f"were in, and this plan, cost more than the joint budget of ε = {self._budget.epsilon:g} at δ = "
                 f"{self._budget.delta:g}. Plan a smaller ε for this run, raise the budget, or find other users"
             )
@@ -280,13 +280,13 @@ def _unable(directory: UserDirectory) -> str:
         by_reason.setdefault(reason, []).append(node_id)
     told = []
     for reason, nodes in by_reason.items():
-        others = f" and {so_many(len(nodes) - 1, 'other', 'others')}" if nodes[1:] else ""
+        others = f" and {plural(len(nodes) - 1, 'other', 'others')}" if nodes[1:] else ""
         told.append(f"node {nodes[0]}{others} cannot take part: {reason}")
     return "; ".join(told)
 
 
 def _silent(directory: UserDirectory) -> str:
-    return f"{directory.silent} of {so_many(directory.connected, 'node has', 'nodes have')}"
+    return f"{directory.silent} of {plural(directory.connected, 'node has', 'nodes have')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,12 +402,12 @@ def cohort_shortfall(
         if user in history.counts
     )
     free = len(nodes) - used_up - held_back
-    at_nodes = so_many(len(nodes_of_all(nodes)), "node", "nodes")
+    at_nodes = plural(len(nodes_of_all(nodes)), "node", "nodes")
     parts = [
-        f"{so_many(len(nodes), 'user is', 'users are')} there at {at_nodes} and {free} of "
+        f"{plural(len(nodes), 'user is', 'users are')} there at {at_nodes} and {free} of "
         f"them may take part, of {cohort_size} for a cohort",
         f"{held_back} took part less than {b} rounds ago" if held_back else "",
-        f"{so_many(used_up, 'has', 'have')} taken part {so_many(k, 'time', 'times')}, which is all they may"
+        f"{plural(used_up, 'has', 'have')} taken part {plural(k, 'time', 'times')}, which is all they may"
         if used_up
         else "",
         missing,

@@ -20,9 +20,9 @@ from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_eva
 from fedcgd.ledger.openings import KEEPERS as WHO_KEEPS
 from fedcgd.ledger.transactions import MEMORY
 from fedcgd.noise.quantisation import Integers, Lattice
-from fedcgd.numeric import so_many
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release import RecordedReleases, lattice_of
+from fedcgd.support.numbers import plural
 from fedcgd_flower.cohort_selection import spread
 from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
 from fedcgd_flower.flower_private import log, log_info, log_warning
@@ -87,7 +87,7 @@ class Evaluator:
         log(INFO, f"\t├──> fedcgd: {self.summary()}")
         noise = self.evaluation.noise(self.cohort_size, self._settings.keepers)
         told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
-        log(INFO, f"\t│\t└── {so_many(self.cohort_size, 'user', 'users')} an evaluation; noise: {told}")
+        log(INFO, f"\t│\t└── {plural(self.cohort_size, 'user', 'users')} an evaluation; noise: {told}")
 
     def released(self) -> dict[int, MetricRecord]:
         """Release of the training → what was measured of it."""
@@ -182,7 +182,7 @@ class Evaluator:
             total = masked.at(nodes, found)
         answered = sum(result for result in found if isinstance(result, int))
         asked = sum(len(task.users) for _, task in answers)
-        where = f"{so_many(asked, 'user', 'users')} asked at {so_many(len(answers), 'node', 'nodes')}"
+        where = f"{plural(asked, 'user', 'users')} asked at {plural(len(answers), 'node', 'nodes')}"
         log_info(f"evaluation: {where}, {answered} answered")
         if causes := {result for result in found if not isinstance(result, int)}:
             log_warning(f"evaluation: {', '.join(sorted(causes))}: {_HINT}")

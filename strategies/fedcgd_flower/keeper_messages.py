@@ -15,7 +15,7 @@ from fedcgd.keepers import Agreement, Keepers, Kind, Masked, Opening, Refusal
 from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
 from fedcgd.keepers.wire import MOST_LINE, kind_of, refusal_of
-from fedcgd.untrusted import conform, parse_json
+from fedcgd.support.untrusted import conform, parse_json
 from fedcgd_flower.arrays import array_of, view
 from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, has_keepers
 

@@ -27,9 +27,9 @@ from fedcgd.ledger import Ledger
 from fedcgd.ledger.evaluations import with_evaluations_by_collusion
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
-from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases
+from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log, log_warning
 from fedcgd_flower.keeper_messages import Masking, read_masked_reply
 from fedcgd_flower.keeper_suspects import NodeSuspects, node_name
@@ -173,7 +173,7 @@ class Openings:
         summed = self.checked(grid, masking, round, attempt, summed)
         if len(summed.members) < self._keepers.nodes:
             raise OpeningFailedError(
-                f"{so_many(len(summed.members), 'node has', 'nodes have')} answered, and the keepers' file says that a sum is of "
+                f"{plural(len(summed.members), 'node has', 'nodes have')} answered, and the keepers' file says that a sum is of "
                 f"at least {self._keepers.nodes}: ask more users a round, or agree on another number with all parties"
             )
         asked = next(iter(self._requests(masking, round, attempt, summed).values()))
@@ -323,7 +323,7 @@ def check_keepers(
         raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
     if cohort_size < keepers.nodes:
         raise ValueError(
-            f"{so_many(cohort_size, 'user', 'users')} a round cannot be at {keepers.nodes} nodes, which is the fewest whose sum "
+            f"{plural(cohort_size, 'user', 'users')} a round cannot be at {keepers.nodes} nodes, which is the fewest whose sum "
             "the keepers open: take a larger cohort, or agree on another number in their file (nodes = 1 opens single nodes)"
         )
     if keepers.are_services and keepers.tls is None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
-from fedcgd.numeric import so_many
+from fedcgd.support.numbers import plural
 
 _FEW = 3  # consumed rounds in a row without a release, where no half of the suspects can be told from the other
 
@@ -103,6 +103,6 @@ class NodeSuspects:
         told = ", ".join(f"{name}: {count}" for name, count in self._failed.most_common(10))
         history = f"; failed rounds by node: {told}" if told else ""
         return (
-            f"{so_many(self._in_a_row, 'round', 'rounds')} in a row {'is' if self._in_a_row == 1 else 'are'} spent without a "
+            f"{plural(self._in_a_row, 'round', 'rounds')} in a row {'is' if self._in_a_row == 1 else 'are'} spent without a "
             f"release, and each costs its users a turn{history}"
         )

@@ -14,8 +14,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.numeric import as_positive
 from fedcgd.participation.user_ids import NoUserIdsError, check_not_one_text, user_ids
+from fedcgd.support.numbers import as_positive
 from fedcgd_flower.arrays import Outgoing, array_of, view
 from fedcgd_flower.flower_private import log_error, log_failure
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray

@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import Integers, Lattice
-from fedcgd.numeric import so_many
 from fedcgd.participation.user_ids import NoUserIdsError, check_not_one_text
+from fedcgd.support.numbers import plural
 from fedcgd_flower import messages
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
@@ -133,7 +133,7 @@ def host_users(
             log_failure("the function that names this node's users", error)
         if missing := sum(user not in hosted for user in task.users):
             log_warning(
-                f"{missing} of the {so_many(len(task.users), 'user', 'users')} asked for are none that users(context) names now: "
+                f"{missing} of the {plural(len(task.users), 'user', 'users')} asked for are none that users(context) names now: "
                 "they are left out. It must name the same users at every call"
             )
         return tuple(user for user in task.users if user in hosted)

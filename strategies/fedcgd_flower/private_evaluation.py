@@ -8,8 +8,8 @@ import numpy as np
 
 from fedcgd.keepers import Keepers, Sums, sums_of
 from fedcgd.ledger import JointBudget
-from fedcgd.numeric import as_positive
 from fedcgd.plan import Plan
+from fedcgd.support.numbers import as_positive
 from fedcgd_flower.evaluation_messages import scale_of
 
 

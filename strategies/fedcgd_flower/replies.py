@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
+from fedcgd.native.vector_kernels import CHUNK, LANES, Lanes, aligned, kernels_for, sum_of_lanes
 from fedcgd.noise.quantisation import Integers
-from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
 from fedcgd_flower import messages
 from fedcgd_flower.arrays import view
 from fedcgd_flower.messages import TrainTask
@@ -142,17 +142,17 @@ class _UnverifiedUpdate:
         self.update, self.task, self.answered = aligned(update), task, answered
         self._claimed = checksum  # what the node says that the numbers add up to; None if it says nothing
         self._sum, self._squares = 0, 0.0
-        self._passes = passes(len(update))
+        self._kernels = kernels_for(len(update))
 
     def add_to(self, total: Integers, start: int, lanes: Lanes) -> None:
         """Add the stretch of the update that begins at `start` to `total`."""
         end = min(start + CHUNK, len(self.update))
         model = max(start, min(end, self.task.layout.size))  # after these, what is counted: no part of the norm
         if model > start:
-            self._sum += self._passes.add(self.update[start:model], total[start:model], lanes)
+            self._sum += self._kernels.add(self.update[start:model], total[start:model], lanes)
             self._squares += sum_of_lanes(lanes)
         if end > model:
-            self._sum += self._passes.add(self.update[model:end], total[model:end], lanes)
+            self._sum += self._kernels.add(self.update[model:end], total[model:end], lanes)
 
     def is_changed(self) -> bool:
         """Whether the numbers are not those whose sum, modulo 2⁶⁴, the node sent along."""

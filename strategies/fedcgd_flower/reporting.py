@@ -14,8 +14,8 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms.error import error_norms
-from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
+from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation
 from fedcgd_flower.layout import LEAST_VARIANCE
@@ -42,7 +42,7 @@ def log_guarantee(settings: RunSettings, released: int) -> None:
     log(INFO, f"\t│\t├── {plan.participation}; sampling: {plan.participation.sampling}")
     log(
         INFO,
-        f"\t│\t├── {so_many(cohort.size, 'user', 'users')} a round ({cohort.source}), and the mean is over so many",
+        f"\t│\t├── {plural(cohort.size, 'user', 'users')} a round ({cohort.source}), and the mean is over so many",
     )
     log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
     log(INFO, f"\t│\t├── the ledger: {settings.ledger.absolute() if settings.ledger else 'in memory; not kept'}")
@@ -62,8 +62,8 @@ def drowned(settings: RunSettings, size: int) -> str:
     if noise <= rounds:
         return ""
     return (
-        f"the noise exceeds the signal by far: after {so_many(rounds, 'round', 'rounds')} it moves the model's {size} parameters "
-        f"by about {noise:.3g} clip norms, and the updates of {so_many(cohort, 'user', 'users')} a round by at most {rounds}, if "
+        f"the noise exceeds the signal by far: after {plural(rounds, 'round', 'rounds')} it moves the model's {size} parameters "
+        f"by about {noise:.3g} clip norms, and the updates of {plural(cohort, 'user', 'users')} a round by at most {rounds}, if "
         "all pulled in one direction. Such a model guesses. What helps: more users a round, fewer parameters (trainable=, a "
         "smaller model), or a larger ε; fedcgd plan says what is possible with the users there are"
     )
@@ -134,7 +134,7 @@ def epsilon_text(plan: Plan, released: int, spent: int = 0) -> str:
         return f"nothing is released; the planned run: {whole}"
     so_far = plan.quick_guarantee(released=released)
     return (
-        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released{' or spent' * bool(spent)}, ε ≤ "
+        f"the planned run: {whole}; for the {plural(released, 'round', 'rounds')} released{' or spent' * bool(spent)}, ε ≤ "
         f"{rounded_up(so_far.epsilon, 4)}, provided that nobody looked at a released model to decide that the run ends here"
     )
 
@@ -145,11 +145,11 @@ def log_other_runs(ledger: Ledger) -> None:
     if not others:
         return
     named = [
-        f"{run.ledger} ({so_many(run.released, 'round', 'rounds')}{', sealed' * bool(run.sealed)})" for run in others
+        f"{run.ledger} ({plural(run.released, 'round', 'rounds')}{', sealed' * bool(run.sealed)})" for run in others
     ]
     more = f", and {len(named) - _NAMED} before" if len(named) > _NAMED else ""
     log_warning(
-        f"{so_many(len(others), 'earlier run has', 'earlier runs have')} released rounds by the register of this key: "
+        f"{plural(len(others), 'earlier run has', 'earlier runs have')} released rounds by the register of this key: "
         f"{', '.join(named[-_NAMED:])}{more}. For everybody in one of them and in this run, ε composes: fedcgd ledger compose "
         "with their ledgers and this one's says to what, and budget=JointBudget(…, after=[…]) keeps people within one ε"
     )
@@ -194,7 +194,7 @@ class RoundReport:
         parts = []
         if self.asked or not self.failure:
             causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(self.lost.items()))
-            where = f"{so_many(self.asked, 'user', 'users')} asked at {so_many(self.nodes, 'node', 'nodes')}"
+            where = f"{plural(self.asked, 'user', 'users')} asked at {plural(self.nodes, 'node', 'nodes')}"
             asked = f"{where}, {self.answered} answered"
             parts.append(f"{asked} ({causes})" if causes else asked)
         if self.failure:
@@ -212,7 +212,7 @@ class RoundReport:
                 parts.append(self.clipping)
             if self.raised:
                 parts.append(
-                    f"{so_many(self.raised, 'running variance', 'running variances')} raised to {LEAST_VARIANCE:g}"
+                    f"{plural(self.raised, 'running variance', 'running variances')} raised to {LEAST_VARIANCE:g}"
                 )
         return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)
 

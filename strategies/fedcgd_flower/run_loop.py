@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcgd.ledger import client_metrics
-from fedcgd.numeric import so_many
+from fedcgd.support.numbers import plural
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner_state import EditedConfig
@@ -84,7 +84,7 @@ class RunResult(Result):
     def done(self) -> str:
         """How many rounds are released, and how many are spent, if any are."""
         spent = f", {self.spent} spent without a model" if self.spent else ""
-        return f"{self.released} of {so_many(self.planned, 'round', 'rounds')} released{spent}"
+        return f"{self.released} of {plural(self.planned, 'round', 'rounds')} released{spent}"
 
     def __repr__(self) -> str:
         stopped = f" ({self.stopped})" if self.stopped else ""
@@ -212,7 +212,7 @@ class RunLoop:
             reasons = [reason for reason, _ in lost.most_common()]
             why = f"; not released: {failure}" if failure else ", as asked for"
             why = f"; {rounds.gives_up}; the last one: {failure}" if rounds.gives_up else why
-            result.stopped = f"after {so_many(tries, 'try', 'tries')}{why}" + (
+            result.stopped = f"after {plural(tries, 'try', 'tries')}{why}" + (
                 f" ({', '.join(reasons)})" if reasons else ""
             )
             result.advice = "; ".join(HINTS[reason] for reason in reasons if reason in HINTS)

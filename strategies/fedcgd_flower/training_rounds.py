@@ -17,10 +17,10 @@ from flwr.serverapp import Grid
 
 from fedcgd.keepers import Agreement, Keepers, agree
 from fedcgd.ledger import Ledger, Run
+from fedcgd.native.vector_kernels import aligned, kernels_for
 from fedcgd.noise.quantisation import Integers
-from fedcgd.numeric import so_many
-from fedcgd.passes import aligned, passes
 from fedcgd.release import RecordedReleases, lattice_of
+from fedcgd.support.numbers import plural
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.arrays import Outgoing
 from fedcgd_flower.cohort_selection import CohortSelector
@@ -286,7 +286,7 @@ class TrainingRounds:
         total, results = self._sum_of(replies, pending)
         self._record_answers(pending, results)
         if self.report.answered < self._settings.cohort.min_answers:
-            self.abort_round(f"at least {so_many(self._settings.cohort.min_answers, 'user', 'users')} must answer")
+            self.abort_round(f"at least {plural(self._settings.cohort.min_answers, 'user', 'users')} must answer")
             return None, None
         try:
             noised_sum = self._noised_sum(pending, total)
@@ -382,7 +382,7 @@ class TrainingRounds:
         layout = pending.task.layout
         noised = total.view(np.float32)[: layout.size]  # what is written lies before what is still to be read
         step, unit = pending.task.grid.step, pending.scale.update_scale
-        work, start = passes(len(noised)), 0
+        work, start = kernels_for(len(noised)), 0
         for part in flat_arrays(dict(zip(layout.names, pending.model, strict=True)), layout):
             here = slice(start, start + len(part))
             work.mean(aligned(part), total[here], step, unit, self._cohort_size, noised[here])

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.clipping import clip_factor
+from fedcgd.native.vector_kernels import CHUNK, aligned, kernels_for, squared_distance
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.passes import CHUNK, aligned, passes, squared_distance
 from fedcgd_flower.layout import Flat
 
 Steps = NDArray[np.signedinteger[Any]]
@@ -65,7 +65,7 @@ def write_clipped_update(
         return None
     factor = clip_factor(math.sqrt(squares) / update_scale, clip_norm)
     total = 0
-    work = passes(len(model))
+    work = kernels_for(len(model))
     for start, stop, piece in stretches:
         for first in range(start, stop, CHUNK):
             last = min(first + CHUNK, stop)

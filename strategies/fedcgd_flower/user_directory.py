@@ -16,7 +16,7 @@ from typing import Literal
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedcgd.numeric import so_many
+from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import is_simulation, log_warning
 from fedcgd_flower.keeper_suspects import NodeSuspects, node_name
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
@@ -141,7 +141,7 @@ class UserDirectory:
         self.claimants = _claimants(hosted, claimed_twice, names) if claimed_twice else ""
         if claimed_twice:
             self._say_once(
-                so_many(len(claimed_twice), "user is", "users are")
+                plural(len(claimed_twice), "user is", "users are")
                 + f" claimed by more than one node and not asked: a user belongs to one node. {self.claimants}"
             )
         if not is_simulation(grid):
@@ -172,7 +172,7 @@ class UserDirectory:
         """The nodes that have a name. Raises ValueError if there are nodes and none of them has."""
         registered = {node_id: name for node_id, name in names.items() if name}
         if len(registered) < len(names):
-            of_all = f"{len(names) - len(registered)} of {so_many(len(names), 'node is', 'nodes are')}"
+            of_all = f"{len(names) - len(registered)} of {plural(len(names), 'node is', 'nodes are')}"
             words = (
                 f"{of_all} not registered by name, and nothing else tells who "
                 "a node is when it comes back. Register each, at a SuperLink with --enable-supernode-auth: "
@@ -211,7 +211,7 @@ class UserDirectory:
         for node_id in late:
             self._questions[node_id].told = True
         if late:
-            others = f" and {so_many(len(late) - 1, 'other', 'others')}" if late[1:] else ""
+            others = f" and {plural(len(late) - 1, 'other', 'others')}" if late[1:] else ""
             within = f"{self.timeout:.0f} s"
             log_warning(
                 f"node {late[0]}{others} did not answer within {within}; users of a node take part once it does"
@@ -264,7 +264,7 @@ class UserDirectory:
         if len(granted.users) < len(claimed.users):
             self.refused[node_id] = len(claimed.users) - len(granted.users)
             second = claimed.single and name and self.hosts is None
-            users = so_many(self.refused[node_id], "user", "users")
+            users = plural(self.refused[node_id], "user", "users")
             which = f"{users} {_SECOND_USER if second else 'of another node'}"
             log_warning(f"node {node_id} ({name or 'not registered'}) claims {which}, and they are not asked there")
 
@@ -302,10 +302,10 @@ def _claimants(hosted: Mapping[int, HostedUsers], claimed_twice: AbstractSet[str
     others = {node_id: len({other for user in users for other in by[user]}) - 1 for node_id, users in at.items()}
     told = [
         f"node {node_id} ({names[node_id] or 'not registered'}) names {len(at[node_id])} of them, which "
-        f"{so_many(others[node_id], 'other node names', 'other nodes name')} too"
+        f"{plural(others[node_id], 'other node names', 'other nodes name')} too"
         for node_id in sorted(at, key=lambda node_id: (-others[node_id], -len(at[node_id]), node_id))
     ]
-    more = f"; and {so_many(len(told) - _NAMED, 'node', 'nodes')} more" if len(told) > _NAMED else ""
+    more = f"; and {plural(len(told) - _NAMED, 'node', 'nodes')} more" if len(told) > _NAMED else ""
     return "; ".join(told[:_NAMED]) + more
 
 

@@ -37,7 +37,7 @@ def test_one_round_with_a_coin(sigma: float, rate: float) -> None:
     assert found.gaussian_mu is None
 
 
-def test_one_of_two_secret_rounds() -> None:
+def test_one_of_two_random_participation() -> None:
     """½·N((1, 0), σ²) + ½·N((0, 1), σ²) against N(0, σ²), integrated over a fine lattice of the plane."""
     sigma = 1.0
     x = np.linspace(-8, 9, 1201)

@@ -15,11 +15,11 @@ from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.coverage import NegativeEntryError
-from fedcgd.accounting.secret_rounds import overlaps, remove, search
-from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios, draw_log_ratios
-from fedcgd.accounting.secret_rounds.columns import BandedColumns, Columns, columns_of
-from fedcgd.accounting.secret_rounds.remove import RemoveSampler
-from fedcgd.accounting.secret_rounds.tuples import matchings
+from fedcgd.accounting.random_participation import overlaps, remove, search
+from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
+from fedcgd.accounting.random_participation.columns import BandedColumns, Columns, columns_of
+from fedcgd.accounting.random_participation.remove import RemoveSampler
+from fedcgd.accounting.random_participation.tuples import matchings
 from fedcgd.mechanisms import (
     BISR,
     BSR,

@@ -15,8 +15,8 @@ from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.confidence import stake, upper_bound
 from fedcgd.accounting.gaussian import GaussianAccountant
-from fedcgd.accounting.secret_rounds import search
-from fedcgd.accounting.secret_rounds.add import AddDirection, draw_log_ratios
+from fedcgd.accounting.random_participation import search
+from fedcgd.accounting.random_participation.add import AddDirection, draw_log_ratios
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Mechanism, Normalized, matrix
 
 

@@ -16,10 +16,10 @@ from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bo
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.remove import remove_bound
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
-from fedcgd.accounting.secret_rounds import search
-from fedcgd.accounting.secret_rounds.add import AddDirection, draw_log_ratios
-from fedcgd.accounting.secret_rounds.remove import RemoveSampler
-from fedcgd.accounting.secret_rounds.search import Question
+from fedcgd.accounting.random_participation import search
+from fedcgd.accounting.random_participation.add import AddDirection, draw_log_ratios
+from fedcgd.accounting.random_participation.remove import RemoveSampler
+from fedcgd.accounting.random_participation.search import Question
 
 GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
 

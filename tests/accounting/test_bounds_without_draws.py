@@ -11,8 +11,8 @@ from fedcgd import BSR, DPSGD, LambdaCGD, Participation, calibrate
 from fedcgd.accounting import PastRun, accountant, compose, compute_delta
 from fedcgd.accounting.bounds import largest_singular_value
 from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION
+from fedcgd.accounting.random_participation.columns import columns_of
 from fedcgd.accounting.sampled import OneOf, Sampled
-from fedcgd.accounting.secret_rounds.columns import columns_of
 
 
 def toeplitz(coefficients, rounds: int) -> np.ndarray:

@@ -15,10 +15,10 @@ from fedcgd.accounting.explain import explain
 from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant, epochs
 from fedcgd.accounting.random_allocation.epochs import Overlaps
 from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
-from fedcgd.accounting.secret_rounds import overlaps, search
-from fedcgd.accounting.secret_rounds.columns import Columns, columns_of
-from fedcgd.accounting.secret_rounds.law import LARGEST
-from fedcgd.accounting.secret_rounds.remove import RemoveSampler
+from fedcgd.accounting.random_participation import overlaps, search
+from fedcgd.accounting.random_participation.columns import Columns, columns_of
+from fedcgd.accounting.random_participation.law import LARGEST
+from fedcgd.accounting.random_participation.remove import RemoveSampler
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.ledger.statement import _participation
 from fedcgd.mechanisms import (

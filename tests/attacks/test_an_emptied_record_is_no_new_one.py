@@ -134,7 +134,7 @@ def test_a_record_whose_folder_others_may_write_is_refused(
 ) -> None:
     if name == "noise.key.runs":
         use = a_run
-    monkeypatch.setattr("fedcgd.records._is_private_group", lambda _: False)
+    monkeypatch.setattr("fedcgd.support.records._is_private_group", lambda _: False)
     folder.chmod(mode)
     with pytest.raises(ValueError, match=rf"is in a folder of mode {mode:04o}.*chmod go-w {folder}"):
         use(folder)

@@ -6,7 +6,7 @@ from fedcgd import LambdaCGD, Participation, calibrate
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.explain import explain
-from fedcgd.accounting.secret_rounds import search
+from fedcgd.accounting.random_participation import search
 
 BINS = Participation(rounds=12, min_separation=4, sampling="balls-in-bins")
 

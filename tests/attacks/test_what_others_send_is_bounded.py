@@ -29,8 +29,8 @@ from fedcgd.keepers.wire import answer_from_bytes, to_bytes
 from fedcgd.ledger import Ledger, export, joint, released_model, verify
 from fedcgd.mechanisms import BandInvMF, Dense
 from fedcgd.optimisation.catalogue import describe, from_description, read_mechanism
-from fedcgd.records import read_only
-from fedcgd.untrusted import MalformedError, clean, inflate
+from fedcgd.support.records import read_only
+from fedcgd.support.untrusted import MalformedError, clean, inflate
 
 SIZE = 40
 ROUNDS = Participation(rounds=12, min_separation=3)

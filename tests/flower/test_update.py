@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedcgd.clipping import clip
+from fedcgd.native.vector_kernels import CHUNK, NUMPY, VectorKernels, compiled
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.passes import CHUNK, NUMPY, Passes, compiled
 from fedcgd_flower.update import clipped_update, write_clipped_update
 
 VECTORS = arrays(np.float32, 7, elements=st.floats(width=32))
@@ -50,10 +50,10 @@ def test_pieces_are_what_the_whole_is(cuts: list[int], size: int) -> None:
 
 
 @pytest.mark.parametrize("form", [NUMPY, compiled()], ids=["numpy", "machine code"])
-def test_how_pieces_lie_in_memory_changes_nothing(form: Passes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_pieces_lie_in_memory_changes_nothing(form: VectorKernels | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if form is None:
         pytest.skip("no machine code here")
-    monkeypatch.setattr("fedcgd_flower.update.passes", lambda numbers: form)
+    monkeypatch.setattr("fedcgd_flower.update.kernels_for", lambda numbers: form)
     trained, model = np.random.default_rng(5).normal(size=(2, 1001)).astype(np.float32)
     expected = clipped_update(trained, model, clip_norm=0.5, grid=Lattice(2.0**-20))
     apart = np.repeat(trained, 2)[::2]

@@ -11,7 +11,7 @@ from fedcgd.accounting import PastRun, compose
 from fedcgd.accounting.gaussian import delta as gaussian_delta
 from fedcgd.ledger import JointBudget
 from fedcgd.mechanisms import BLT, BandedToeplitz
-from fedcgd.numeric import as_float, as_whole
+from fedcgd.support.numbers import as_float, as_whole
 
 RUN = Participation(rounds=20, min_separation=5)
 HALF = np.float16(0.7)  # 0.7001953125

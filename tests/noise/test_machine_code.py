@@ -6,20 +6,21 @@ from pathlib import Path
 import pytest
 
 import hatch_build
-from fedcgd import machine_code, passes
 from fedcgd.accounting.b_min_sep import drawing, recursion
-from fedcgd.accounting.secret_rounds import overlaps
+from fedcgd.accounting.random_participation import overlaps
+from fedcgd.native import library as machine_code
+from fedcgd.native import vector_kernels
 from fedcgd.noise import compiled
 from fedcgd.opacus import row_passes
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADERS = {
-    "noise/machine_code.c": compiled,
-    "passes.c": passes,
+    "noise/normals.c": compiled,
+    "native/vector_kernels.c": vector_kernels,
     "opacus/row_passes.c": row_passes,
     "accounting/b_min_sep/recursion.c": recursion,
     "accounting/b_min_sep/drawing.c": drawing,
-    "accounting/secret_rounds/overlaps.c": overlaps,
+    "accounting/random_participation/overlaps.c": overlaps,
 }
 
 
@@ -58,7 +59,10 @@ def test_each_level_that_this_processor_can_run_gives_the_answer_of_numpy(
 
 
 def test_the_answer_asked_of_clipping_is_numpys() -> None:
-    assert machine_code.checked(lambda: passes.NUMPY, passes._answer, passes._ANSWER) is passes.NUMPY
+    assert (
+        machine_code.checked(lambda: vector_kernels.NUMPY, vector_kernels._answer, vector_kernels._ANSWER)
+        is vector_kernels.NUMPY
+    )
 
 
 def test_the_answer_asked_of_the_accounting_is_numpys() -> None:
@@ -70,18 +74,18 @@ def test_the_answer_asked_of_the_accounting_is_numpys() -> None:
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("noise/machine_code.c", "#define SINE_1 -", "#define SINE_1 -1e-7f + -"),
-        ("noise/machine_code.c", "#define TWO 0x1.0000000000000p+1f", "#define TWO 0x1.000002p+1f"),
-        ("passes.c", "lanes[j] += value * value;", "lanes[j] += (float)(value * value);"),
-        ("passes.c", "lanes[j] = 0;", ";"),
+        ("noise/normals.c", "#define SINE_1 -", "#define SINE_1 -1e-7f + -"),
+        ("noise/normals.c", "#define TWO 0x1.0000000000000p+1f", "#define TWO 0x1.000002p+1f"),
+        ("native/vector_kernels.c", "lanes[j] += value * value;", "lanes[j] += (float)(value * value);"),
+        ("native/vector_kernels.c", "lanes[j] = 0;", ";"),
         ("opacus/row_passes.c", "sum += lanes[j];", "sum += (float)lanes[j];"),
         ("opacus/row_passes.c", "i < rows", "i < rows - 1"),
         ("accounting/b_min_sep/recursion.c", "next[j] * rest", "(float)next[j] * rest"),
         ("accounting/b_min_sep/recursion.c", "kinds[t] * points * 2", "kinds[0] * points * 2"),
         ("accounting/b_min_sep/drawing.c", "now = t[i] + rounds", "now = t[i] + rounds + (t[i] == 9)"),
         ("accounting/b_min_sep/drawing.c", "> limit)", ">= 1.01 * limit)"),
-        ("accounting/secret_rounds/overlaps.c", "rounds + t];", "rounds + t - lag];"),
-        ("accounting/secret_rounds/overlaps.c", "left[a] *= powers", "left[a] *= (float)powers"),
+        ("accounting/random_participation/overlaps.c", "rounds + t];", "rounds + t - lag];"),
+        ("accounting/random_participation/overlaps.c", "left[a] *= powers", "left[a] *= (float)powers"),
     ],
 )
 def test_machine_code_that_differs_from_numpy_is_not_used(
@@ -98,25 +102,25 @@ def test_machine_code_that_differs_from_numpy_is_not_used(
 
 
 def test_without_a_build_it_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = built / "fedcgd" / "passes.c"
+    source = built / "fedcgd" / "native" / "vector_kernels.c"
     for path in source.parent.glob("*.shared"):
         path.unlink()
     with pytest.raises(OSError, match="no C compiler when fedcgd was installed"):
         machine_code.library(source)
-    monkeypatch.setattr(passes, "library", lambda _: machine_code.library(source))
-    assert passes.compiled.__wrapped__() is None
+    monkeypatch.setattr(vector_kernels, "library", lambda _: machine_code.library(source))
+    assert vector_kernels.compiled.__wrapped__() is None
 
 
 def test_what_cannot_be_compiled_is_left_out_and_nothing_older_stays(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = built / "fedcgd" / "passes.c"
+    source = built / "fedcgd" / "native" / "vector_kernels.c"
     source.write_text("nonsense")
-    monkeypatch.setattr(hatch_build, "SOURCES", ["fedcgd/passes.c", "fedcgd/opacus/row_passes.c"])
+    monkeypatch.setattr(hatch_build, "SOURCES", ["fedcgd/native/vector_kernels.c", "fedcgd/opacus/row_passes.c"])
     names = {path.name for path in hatch_build.build(built)}
     assert names
-    assert not any(name.startswith("passes") for name in names)
-    assert not list(source.parent.glob("passes*.shared"))
+    assert not any(name.startswith("vector_kernels") for name in names)
+    assert not list(source.parent.glob("vector_kernels*.shared"))
 
 
 def test_the_best_level_of_the_processor_is_taken(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcgd.machine_code import array, function, library
+from fedcgd.native.library import array, function, library
 from fedcgd.noise import NoiseStream, box_muller, compiled, correlated_noise
 from fedcgd.noise.compiled import WORTHWHILE, kernels, kernels_for
 from fedcgd.noise.correlated import add_rounded
@@ -66,7 +66,7 @@ def test_sums_are_the_same(step: float, start: int, without_compiler) -> None:
 
 def test_extreme_words_have_the_same_bits() -> None:
     """Combinations of the least, the largest and ordinary integers."""
-    code = library(Path(compiled.__file__).with_name("machine_code.c"))
+    code = library(Path(compiled.__file__).with_name("normals.c"))
     add = function(code, "add_normals", [array(np.int32, 16, 128), c_double, array(np.float64, 12, 128)])
     edges = np.array([0, 1, -1, 2, 2**30, -(2**31), 2**31 - 1, -123456789], np.int32)
     generator = np.random.default_rng(0)
@@ -109,7 +109,7 @@ def test_the_constants_in_c_are_those_of_box_muller() -> None:
     expected = {"COLUMNS": COLUMNS} | {name: getattr(box_muller, name) for name in named}
     for name in ("ATANH", "SINE"):
         expected |= {f"{name}_{i}": value for i, value in enumerate(getattr(box_muller, name))}
-    source = Path(compiled.__file__).with_name("machine_code.c").read_text()
+    source = Path(compiled.__file__).with_name("normals.c").read_text()
     found = dict(re.findall(r"^#define (\w+) (-?[0-9a-fx.p+-]+)$", source, re.MULTILINE))
     assert found.keys() - {"SIDE"} == expected.keys()  # SIDE: words in a register, as many as the processor holds
     for name, value in expected.items():

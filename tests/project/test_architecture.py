@@ -16,22 +16,7 @@ PACKAGES = {
 
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
-    {
-        "fedcgd.blas",
-        "fedcgd.cache",
-        "fedcgd.choices",
-        "fedcgd.machine_code",
-        "fedcgd.files",
-        "fedcgd.participation",
-        "fedcgd.noise",
-        "fedcgd.keys",
-        "fedcgd.passes",
-        "fedcgd.extras",
-        "fedcgd.on_use",
-        "fedcgd.numeric",
-        "fedcgd.records",
-        "fedcgd.untrusted",
-    },
+    {"fedcgd.native", "fedcgd.noise", "fedcgd.participation", "fedcgd.support"},
     {"fedcgd.clipping", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.quadratic"},
     {"fedcgd.optimisation"},

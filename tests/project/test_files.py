@@ -10,9 +10,9 @@ import pytest
 from command_line import run
 
 from fedcgd import DPSGD, Ledger, NoiseKey, Participation, Plan
-from fedcgd.files import sync_folder, whole
 from fedcgd.optimisation.catalogue import write_mechanism
 from fedcgd.quadratic import Spectrum
+from fedcgd.support.files import atomic_write, sync_folder
 
 PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=4.0, delta=1e-5)
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def half_write(path: Path, end: BaseException) -> None:
-    with whole(path) as part:
+    with atomic_write(path) as part:
         assert part.suffix == path.suffix
         part.write_text("half")
         raise end
@@ -48,7 +48,7 @@ def test_what_fails_halfway_leaves_what_was_there(end: BaseException, folder: Pa
     with pytest.raises(type(end)):
         half_write(path, end)
     assert list(folder.iterdir()) == []
-    with whole(path) as part:
+    with atomic_write(path) as part:
         part.write_text("first")
     with pytest.raises(type(end)):
         half_write(path, end)
@@ -58,12 +58,12 @@ def test_what_fails_halfway_leaves_what_was_there(end: BaseException, folder: Pa
 
 def test_a_link_stays_one_and_a_device_is_written_to(folder: Path) -> None:
     (folder / "link.md").symlink_to(folder / "there.md")
-    with whole(folder / "link.md") as part:
+    with atomic_write(folder / "link.md") as part:
         part.write_text("text")
     assert (folder / "link.md").is_symlink()
     assert (folder / "there.md").read_text() == "text"
     os.mkfifo(folder / "pipe")
-    with whole(folder / "pipe") as part:
+    with atomic_write(folder / "pipe") as part:
         assert part == folder / "pipe"
     assert (folder / "pipe").is_fifo()
 

@@ -34,7 +34,7 @@ def test_only_the_packages_are_in_it(wheel: Path) -> None:
     assert all(top in ("fedcgd", "fedcgd_flower") or top.endswith(".dist-info") for top in tops)
     assert {"fedcgd/py.typed", "fedcgd_flower/py.typed"} <= set(names)
     level = "x86-64-v3" if platform.machine() == "x86_64" else platform.machine()
-    assert {f"fedcgd/passes-{level}.shared", f"fedcgd/noise/machine_code-{level}.shared"} <= set(names)
+    assert {f"fedcgd/native/vector_kernels-{level}.shared", f"fedcgd/noise/normals-{level}.shared"} <= set(names)
     assert platform.machine() in wheel.name
 
 

@@ -5,10 +5,10 @@ from functools import lru_cache
 
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.bounds import by_blocks, by_coins, largest_singular_value
+from fedcgd.accounting.random_participation import SecretRoundsAccountant
+from fedcgd.accounting.random_participation.columns import columns_of
+from fedcgd.accounting.random_participation.search import Question
 from fedcgd.accounting.sampled import Sampled
-from fedcgd.accounting.secret_rounds import SecretRoundsAccountant
-from fedcgd.accounting.secret_rounds.columns import columns_of
-from fedcgd.accounting.secret_rounds.search import Question
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.accounting.b_min_sep.recursion import Indices
-from fedcgd.accounting.secret_rounds.law import Turns
-from fedcgd.machine_code import array, checked, function, library
+from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.native.library import array, checked, function, library
 
 Flags = NDArray[np.bool_]
 

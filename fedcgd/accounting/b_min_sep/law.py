@@ -3,8 +3,8 @@
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.tuples import PairedLaw
+from fedcgd.accounting.random_participation.columns import Columns
+from fedcgd.accounting.random_participation.tuples import PairedLaw
 
 
 class BMinSepLaw(Coins, PairedLaw):

@@ -21,8 +21,8 @@ import numpy as np
 
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.recursion import Indices, Step, recursions
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import LARGEST
+from fedcgd.accounting.random_participation.columns import Columns
+from fedcgd.accounting.random_participation.law import LARGEST
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _GOAL = 2e-3  # for the distance of the two bounds on log S

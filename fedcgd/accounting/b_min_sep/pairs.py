@@ -16,8 +16,8 @@ import numpy as np
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, in_numpy, passed
 from fedcgd.accounting.b_min_sep.recursion import Indices
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Turns
+from fedcgd.accounting.random_participation.columns import Columns
+from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ENTRIES = 2**25  # of a table: 0.25 GiB

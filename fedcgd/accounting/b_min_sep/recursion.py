@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.machine_code import array, checked, function, library
 from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.native.library import array, checked, function, library
 
 _LANES = 16  # as in recursion.c
 

@@ -11,10 +11,10 @@ from fedcgd.accounting.balls_in_bins import deterministic
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.bounds import by_norm, largest_singular_value
+from fedcgd.accounting.random_participation import SecretRoundsAccountant
+from fedcgd.accounting.random_participation.columns import columns_of
+from fedcgd.accounting.random_participation.search import Question
 from fedcgd.accounting.sampled import OneOf, Sampled
-from fedcgd.accounting.secret_rounds import SecretRoundsAccountant
-from fedcgd.accounting.secret_rounds.columns import columns_of
-from fedcgd.accounting.secret_rounds.search import Question
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.participation import Participation

@@ -18,8 +18,8 @@ from fedcgd.accounting.balls_in_bins.markov_chain import (
 )
 from fedcgd.accounting.balls_in_bins.remove import remove_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.accounting.random_participation.search import LEAST_EPSILON
 from fedcgd.accounting.sampled import LARGEST_MULTIPLIER
-from fedcgd.accounting.secret_rounds.search import LEAST_EPSILON
 from fedcgd.mechanisms.mechanism import Matrix
 
 METHOD = "dominating Markov chain (Kahane's inequality) on a grid that errs upwards, both directions"

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcgd.accounting.balls_in_bins.add import add_bound
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
-from fedcgd.accounting.secret_rounds.law import LARGEST, Turns
+from fedcgd.accounting.random_participation.law import LARGEST, Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _JITTER = (

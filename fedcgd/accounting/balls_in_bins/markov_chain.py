@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from fedcgd.blas import one_thread
 from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.native.threads import one_thread
 
 
 @dataclass(frozen=True)

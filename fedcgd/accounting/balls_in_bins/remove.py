@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from fedcgd.accounting.secret_rounds.tuples import largest_of_power
+from fedcgd.accounting.random_participation.tuples import largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix
 
 _LARGEST_EXPONENT = 300.0

@@ -10,10 +10,10 @@ from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION
 from fedcgd.accounting.random_allocation.epochs import Epochs, Overlaps
 from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
 from fedcgd.accounting.random_allocation.one_band import epochs_of
+from fedcgd.accounting.random_participation import SecretRoundsAccountant
+from fedcgd.accounting.random_participation.columns import Columns, columns_of
+from fedcgd.accounting.random_participation.search import Question
 from fedcgd.accounting.sampled import Sampled
-from fedcgd.accounting.secret_rounds import SecretRoundsAccountant
-from fedcgd.accounting.secret_rounds.columns import Columns, columns_of
-from fedcgd.accounting.secret_rounds.search import Question
 from fedcgd.mechanisms import bandwidth
 
 

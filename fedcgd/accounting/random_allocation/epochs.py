@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 Indices = NDArray[np.intp]

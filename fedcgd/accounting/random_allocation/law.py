@@ -3,8 +3,8 @@
 from fedcgd.accounting.random_allocation.epochs import Epochs
 from fedcgd.accounting.random_allocation.likelihood import EpochsLikelihood
 from fedcgd.accounting.random_allocation.pairs import EpochPairs
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.tuples import PairedLaw
+from fedcgd.accounting.random_participation.columns import Columns
+from fedcgd.accounting.random_participation.tuples import PairedLaw
 
 
 class RandomAllocationLaw(Epochs, PairedLaw):

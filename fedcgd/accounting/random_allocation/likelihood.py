@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcgd.accounting.random_allocation.epochs import Epochs, Overlaps
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import LARGEST
+from fedcgd.accounting.random_participation.columns import Columns
+from fedcgd.accounting.random_participation.law import LARGEST
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 

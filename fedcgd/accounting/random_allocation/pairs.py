@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcgd.accounting.random_allocation.epochs import Epochs, Indices, Overlaps
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Turns
+from fedcgd.accounting.random_participation.columns import Columns
+from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ENTRIES = 2**25  # of a table: 0.25 GiB

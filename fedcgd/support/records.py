@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedcgd.files import check_private, sync_folder
-from fedcgd.untrusted import MalformedError
+from fedcgd.support.files import check_private, sync_folder
+from fedcgd.support.untrusted import MalformedError
 
 _FIRST_LINE = "CREATE TABLE record (name TEXT NOT NULL) STRICT"
 _STEPS = 100_000  # of SQLite's machine, between two looks at how many there were

@@ -7,9 +7,9 @@ import numpy as np
 
 from fedcgd.accounting.accountant import Bound, Progress
 from fedcgd.accounting.amplified import ProfileAccountant
+from fedcgd.accounting.random_participation import search
+from fedcgd.accounting.random_participation.search import Question
 from fedcgd.accounting.sampled import LARGEST_MULTIPLIER
-from fedcgd.accounting.secret_rounds import search
-from fedcgd.accounting.secret_rounds.search import Question
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 

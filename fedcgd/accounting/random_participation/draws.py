@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedcgd.blas import one_thread, usable_cores
+from fedcgd.native.threads import one_thread, usable_cores
 
 Drawn = TypeVar("Drawn")
 Seed = tuple[int, int]  # of a question, and the number of its draws

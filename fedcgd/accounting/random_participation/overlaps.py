@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Turns
-from fedcgd.machine_code import array, checked, function, library
+from fedcgd.accounting.random_participation.columns import Columns
+from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.native.library import array, checked, function, library
 
 # (turns, users, near, tail, scales, powers) → what each of a user's rounds adds with each user's rounds before it; shape
 # (tuples, users, users). `turns`: shape (tuples, most), each row ascending, t·users + user, from n·users on none.

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.accounting.secret_rounds.draws import Seed, run_in_blocks
-from fedcgd.accounting.secret_rounds.law import LARGEST, Columns, Law, Likelihood, Tuples, Turns
-from fedcgd.accounting.secret_rounds.tuples import largest_of_power
+from fedcgd.accounting.random_participation.draws import Seed, run_in_blocks
+from fedcgd.accounting.random_participation.law import LARGEST, Columns, Law, Likelihood, Tuples, Turns
+from fedcgd.accounting.random_participation.tuples import largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _TRIED = 400  # tuples for the choice of r

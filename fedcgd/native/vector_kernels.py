@@ -4,8 +4,8 @@ A pass works on a stretch of at most `CHUNK` numbers and gives what it sums as `
 terms j, j + LANES, … of the stretch, one after the other. `math.fsum` of the lanes is exact, so that a stretch has one sum on
 every machine and in either form.
 
-Machine code is that of `passes.c`. Loading it takes about as long as NumPy needs for `_PATIENCE` numbers, so it is loaded when so
-many have gone through.
+Machine code is that of `vector_kernels.c`. Loading it takes about as long as NumPy needs for `_PATIENCE` numbers, so it is loaded
+once that many have gone through.
 """
 
 import math
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.machine_code import array, checked, function, library
+from fedcgd.native.library import array, checked, function, library
 
 CHUNK = 2**16
 """Numbers at once: what a core's cache holds."""
@@ -30,7 +30,7 @@ Floats = NDArray[np.float32]
 Lanes = NDArray[np.float64]
 
 
-class Passes(NamedTuple):
+class VectorKernels(NamedTuple):
     """One form of each pass, over stretches of at most `CHUNK` numbers. Machine code releases the interpreter's lock."""
 
     difference: Callable[..., None]
@@ -59,7 +59,7 @@ def squared_distance(x: Floats, y: Floats) -> float:
     x, y = aligned(x), aligned(y)
     lanes = np.empty(LANES)
     total = 0.0
-    work = passes(len(x))
+    work = kernels_for(len(x))
     with np.errstate(invalid="ignore"):  # ∞ − ∞ is NaN, and then so is the sum
         for start in range(0, len(x), CHUNK):
             work.difference(x[start : start + CHUNK], y[start : start + CHUNK], lanes)
@@ -132,13 +132,13 @@ def _to_lanes(terms: Any, lanes: Any) -> None:
     lanes[: len(terms) - whole] += terms[whole:]
 
 
-NUMPY = Passes(_difference, _steps, _squares, _accumulate, _add, _mean)
+NUMPY = VectorKernels(_difference, _steps, _squares, _accumulate, _add, _mean)
 
 
 _through = 0
 
 
-def passes(numbers: int) -> Passes:
+def kernels_for(numbers: int) -> VectorKernels:
     """The form to use for so many numbers more."""
     global _through
     _through += numbers
@@ -146,12 +146,12 @@ def passes(numbers: int) -> Passes:
 
 
 @cache
-def compiled() -> Passes | None:
+def compiled() -> VectorKernels | None:
     """Machine code; None where it was not built, or does not work or gives other bits than NumPy."""
     return checked(_load, _answer, _ANSWER)
 
 
-def _load() -> Passes:
+def _load() -> VectorKernels:
     code = library(Path(__file__).with_suffix(".c"))
     size, x, lanes, doubles = c_int64, array(np.float32), array(np.float64, LANES), array(np.float64)
     of_difference = function(code, "difference", [x, x, size, lanes])
@@ -163,7 +163,7 @@ def _load() -> Passes:
         of = array(dtype.type)
         to_steps[dtype] = function(code, f"steps_{suffix}", [x, x, size, c_double, c_double, of], c_int64)
         adding[dtype] = function(code, f"add_{suffix}", [of, size, array(np.int64), lanes], c_int64)
-    return Passes(
+    return VectorKernels(
         difference=lambda x, y, lanes: of_difference(x, y, len(x), lanes),
         steps=lambda x, y, factor, scale, out: to_steps[out.dtype](x, y, len(x), factor, scale, out),
         squares=lambda rows, lanes: of_squares(rows, *rows.shape, lanes),
@@ -176,7 +176,7 @@ def _load() -> Passes:
 _ANSWER = "a3c3485dec639ba59a422dadcbef9a31d1b07673e198fae3b0ba5bdd5fa80535"
 
 
-def _answer(form: Passes) -> bytes:
+def _answer(form: VectorKernels) -> bytes:
     """What each pass makes of some numbers."""
     size = 3 * LANES + 7
     x = (np.arange(size) * 7919 % 1013 / 1013 - 0.4).astype(np.float32)

@@ -1,5 +1,5 @@
 """Users whose rounds are drawn in secret: σ, ε and δ by draws, for every law of the rounds that can be followed as a chain."""
 
-from fedcgd.accounting.secret_rounds.accountant import SecretRoundsAccountant
+from fedcgd.accounting.random_participation.accountant import SecretRoundsAccountant
 
 __all__ = ["SecretRoundsAccountant"]

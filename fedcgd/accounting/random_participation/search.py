@@ -17,9 +17,9 @@ import numpy as np
 from fedcgd.accounting.accountant import Bound, Progress, silent
 from fedcgd.accounting.confidence import radius, stake, upper_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
-from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios, draw_log_ratios
-from fedcgd.accounting.secret_rounds.law import Columns, Law, Likelihood
-from fedcgd.accounting.secret_rounds.remove import RemoveSampler
+from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
+from fedcgd.accounting.random_participation.law import Columns, Law, Likelihood
+from fedcgd.accounting.random_participation.remove import RemoveSampler
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 LEAST_EPSILON = 1e-6

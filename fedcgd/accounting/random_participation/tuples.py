@@ -15,9 +15,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.secret_rounds.columns import Columns
-from fedcgd.accounting.secret_rounds.law import Pairs, Turns
-from fedcgd.accounting.secret_rounds.overlaps import overlaps
+from fedcgd.accounting.random_participation.columns import Columns
+from fedcgd.accounting.random_participation.law import Pairs, Turns
+from fedcgd.accounting.random_participation.overlaps import overlaps
 from fedcgd.mechanisms.mechanism import Vector
 
 

@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from fedcgd import passes as module
-from fedcgd.passes import CHUNK, LANES, NUMPY, aligned, compiled, passes, squared_distance, sum_of_lanes
+from fedcgd.native import vector_kernels as module
+from fedcgd.native.vector_kernels import (
+    CHUNK,
+    LANES,
+    NUMPY,
+    aligned,
+    compiled,
+    kernels_for,
+    squared_distance,
+    sum_of_lanes,
+)
 
 FORMS = {"numpy": NUMPY, "machine code": compiled()}
 LENGTHS = [0, 1, LANES - 1, LANES, LANES + 1, 5 * LANES + 3, CHUNK - 1, CHUNK, 2 * CHUNK + 3 * LANES + 5]
@@ -106,7 +115,7 @@ def test_squared_distance_of_more_than_a_stretch(extra: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_not_finite_never_has_a_finite_distance(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "passes", lambda numbers: FORMS[form])
+    monkeypatch.setattr(module, "kernels_for", lambda numbers: FORMS[form])
     one, two = (each.ravel() for each in np.meshgrid(EXTREMES, EXTREMES))
     for x, y in zip(one, two, strict=True):
         for place in (0, CHUNK + 9):
@@ -117,8 +126,8 @@ def test_what_is_not_finite_never_has_a_finite_distance(form: str, monkeypatch: 
 
 def test_machine_code_is_loaded_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_through", 0)
-    assert passes(module._PATIENCE) is NUMPY
-    assert passes(1) is FORMS["machine code"]
+    assert kernels_for(module._PATIENCE) is NUMPY
+    assert kernels_for(1) is FORMS["machine code"]
 
 
 def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +138,6 @@ def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(module, "library", no_library)
     try:
-        assert passes(2**40) is NUMPY
+        assert kernels_for(2**40) is NUMPY
     finally:
         compiled.cache_clear()

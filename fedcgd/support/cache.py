@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcgd.files import whole
+from fedcgd.support.files import atomic_write
 
 
 def cache_folder() -> Path:
@@ -20,8 +20,8 @@ def cache_folder() -> Path:
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedcgd"
 
 
-def kept(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What `keep` kept for `request` (JSON-able, with a `name`); None if there is nothing.
+def load(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `store` kept for `request` (JSON-able, with a `name`); None if there is nothing.
 
     A file that is damaged, of another user, or whose content does not belong to the request, counts for nothing.
     """
@@ -39,14 +39,14 @@ def kept(request: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
 
 
-def keep(request: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Keep what was found for `request`, both JSON-able. A folder that cannot be written costs the time of finding it again."""
+def store(request: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Store what was found for `request`, both JSON-able. A folder that cannot be written costs the time of finding it again."""
     question, answer = _question(request), json.dumps(found)
     try:
         path = _path(request)
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with whole(path) as part:
+        with atomic_write(path) as part:
             part.write_text(json.dumps({"question": question, "answer": answer, "checksum": digest(question + answer)}))
     except (OSError, RuntimeError):
         pass

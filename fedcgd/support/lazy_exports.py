@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from fedcgd.extras import missing_package
+from fedcgd.support.extras import missing_package
 
 
-def names_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """The `__getattr__` of `package`, whose names are in the modules `homes` of it. A home of a name's own name is a module.
 
     Raises AttributeError, when called, for a name that is in none, and ModuleNotFoundError, which says what to install, for one

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios, draw_log_ratios
+from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
 
 EPSILON, FAILURE = 1.0, 1e-6
 LINES = [None, (-0.8, 0.4), (-0.3, 0.3)]

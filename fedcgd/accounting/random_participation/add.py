@@ -18,8 +18,8 @@ import numpy as np
 from scipy.special import betainccinv, betaincinv, erfcx, ndtri
 
 from fedcgd.accounting.confidence import radius, stake, upper_bound
-from fedcgd.accounting.secret_rounds.draws import Seed, run_in_blocks
-from fedcgd.accounting.secret_rounds.law import Columns, Likelihood
+from fedcgd.accounting.random_participation.draws import Seed, run_in_blocks
+from fedcgd.accounting.random_participation.law import Columns, Likelihood
 from fedcgd.mechanisms.mechanism import Vector
 
 _NUMBERS = 2**20  # in one block of draws

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path | str) -> Iterator[Path]:
+def atomic_write(path: Path | str) -> Iterator[Path]:
     """Yields a path to write to, which takes the place of `path` when the block ends without an error, and else is removed.
 
     It lies beside `path` and has its suffix. What is no ordinary file, such as /dev/stdout, is yielded itself.

@@ -67,6 +67,6 @@ def as_whole(name: str, value: object) -> int:
         raise ValueError(f"{name} must be a whole number, got {value!r}") from None
 
 
-def so_many(number: int, one: str, many: str) -> str:
+def plural(number: int, one: str, many: str) -> str:
     """`number` with the words that belong to it: "1 user has", "2 users have"."""
     return f"{number} {one if number == 1 else many}"

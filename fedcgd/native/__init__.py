@@ -1,0 +1,1 @@
+"""C code of the package: how it is loaded, and the operations over whole models that are made of it."""
