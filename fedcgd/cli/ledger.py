@@ -27,7 +27,8 @@ from fedcgd.cli.usage import complaints
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.verification import NO_REGISTER
+from fedcgd.ledger.statement import IDENTITIES, keeper_facts
+from fedcgd.ledger.texts import finding
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.support.files import check_private
 from fedcgd.support.numbers import plural
@@ -47,10 +48,10 @@ def show(asked: LedgerOptions) -> None:
         ("released", f"{verification.released} of {plural(verification.planned, 'round', 'rounds')}"),
         *_promised(verification),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
-        *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
+        *([("not covered by ε", NOT_COVERED)] if verification.run.forwards_client_metrics else []),
         ("key", f"fingerprint {run['key_fingerprint']}"),
         ("sealed", str(run["sealed"] or "no")),
-        *(("adopted", text) for text in verification.adopted),
+        *(("adopted", text) for text in verification.run.adopted),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
         ("rounds skipped", str(len(record["skips"]))),
     ]
@@ -77,14 +78,14 @@ def verify(asked: VerifyOptions) -> int:
     else:
         for name, value in _promised(verification):
             console.print(f"{name}: {escape(clean(value, MOST_SHOWN))}", soft_wrap=True)
-        if verification.forwards_client_metrics:
+        if verification.run.forwards_client_metrics:
             note("Not private", NOT_COVERED)
-        for text in verification.adopted:
+        for text in verification.run.adopted:
             note("Adopted", text, "yellow")
         for text in (*verification.notes, *filter(None, [verification.delta_note])):
             note("Note", text, "yellow")
         if register is None:
-            note("Note", NO_REGISTER, "yellow")
+            note("Note", finding("no-register"), "yellow")
         else:
             console.print(f"compared with the register {register}", soft_wrap=True, markup=False)
         for problem in verification.problems:
@@ -169,17 +170,17 @@ def seal(asked: SealOptions) -> None:
 
 def _promised(verification: ledger.Verification) -> list[tuple[str, str]]:
     """What the record promises: name and value of each part."""
-    whole, budget = str(verification.whole), verification.budget
+    whole, budget = str(verification.whole), verification.run.budget
     if verification.noiseless:
         whole += f" — {NO_NOISE}"
-    if verification.simulated:
+    if verification.run.simulated:
         whole += " — SIMULATION: the key comes from a seed, and nothing here is private"
     found = [
         ("whole run, as planned", whole),
         ("with its evaluations on users' data", verification.with_evaluations),
         ("released so far", verification.guarantee or "nothing is released"),
-        ("keepers", verification.keepers),
-        ("who a user is", verification.identity),
+        *([] if verification.keepers is None else keeper_facts(verification.keepers.to_description())),
+        ("who a user is", IDENTITIES.get(str(verification.run.identity))),
     ]
     if budget is not None:
         streams = f" (streams {', '.join(budget['after'])})" if budget["after"] else ""

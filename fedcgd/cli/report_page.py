@@ -20,9 +20,9 @@ from fedcgd.cli.commands import ReportOptions
 from fedcgd.cli.printing import EXIT_PROBLEMS, console, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
 from fedcgd.ledger import client_metrics
-from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
+from fedcgd.ledger.run_composition import evaluation_ledger
 from fedcgd.ledger.statement import facts, statement_markdown, statement_of
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.plan import Plan

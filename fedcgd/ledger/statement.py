@@ -2,6 +2,7 @@
 
 import platform
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from html import escape
@@ -15,10 +16,11 @@ from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import large_delta, rounded_up
 from fedcgd.ledger.client_metrics import NOT_COVERED
-from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import records
-from fedcgd.ledger.recorded_keepers import keeper_facts
-from fedcgd.ledger.verification import NO_REGISTER, Verification, verify
+from fedcgd.ledger.keepers import RecordedKeepers
+from fedcgd.ledger.run_composition import EVALUATION_OF
+from fedcgd.ledger.texts import finding, refuse
+from fedcgd.ledger.verification import Verification, verify
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import clean
@@ -64,16 +66,16 @@ def statement_of(
         ValueError: for the ledger of a run's evaluations.
     """
     if EVALUATION_OF in run["configuration"]:
-        raise ValueError(
-            f"{path} records the evaluations of a run only: a statement is made from the ledger of that run"
-        )
+        raise refuse("evaluations-only", path=path)
     both = verification.with_evaluations
     plan = Plan.from_description(run["plan"])
     whole = verification.whole
     attacker = None  # where nothing is promised
-    if not (plan.noiseless or verification.simulated or verification.problems):
+    if not (plan.noiseless or verification.run.simulated or verification.problems):
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
-    large = large_delta(plan.delta, verification.least_users)  # as planned: how many there were is not for the public
+    large = large_delta(
+        plan.delta, verification.run.least_users
+    )  # as planned: how many there were is not for the public
     adaptive = run["configuration"].get("adaptive_clipping")
     if plan.noiseless:
         reasoning = [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
@@ -90,20 +92,24 @@ def statement_of(
         reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
     return {
         "statement": sentence(
-            whole, both, attacker=attacker, simulated=verification.simulated, sound=not verification.problems
+            whole, both, attacker=attacker, simulated=verification.run.simulated, sound=not verification.problems
         )
-        + f" {NOT_COVERED}" * verification.forwards_client_metrics
-        + (f" {verification.keepers.promise}" if attacker is not None and verification.keepers is not None else ""),
-        "private": attacker is not None and not verification.forwards_client_metrics,
-        "forwards_client_metrics": verification.forwards_client_metrics,
-        "simulated": verification.simulated,
+        + f" {NOT_COVERED}" * verification.run.forwards_client_metrics
+        + (
+            f" {_promise_of_keepers(verification.keepers)}"
+            if attacker is not None and verification.keepers is not None
+            else ""
+        ),
+        "private": attacker is not None and not verification.run.forwards_client_metrics,
+        "forwards_client_metrics": verification.run.forwards_client_metrics,
+        "simulated": verification.run.simulated,
         "noiseless": verification.noiseless,
         "sound": not verification.problems,
         "problems": list(verification.problems),
         "notes": [
             *verification.notes,
             *([] if large is None else [large]),
-            *([] if compared else [NO_REGISTER]),
+            *([] if compared else [finding("no-register")]),
         ],
         "rounds_planned": verification.planned,
         "rounds_released": verification.released,
@@ -113,17 +119,32 @@ def statement_of(
         "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
         "plan": run["plan"],
         "adaptive_clipping": adaptive,
-        "identity": verification.identity,
+        "identity": IDENTITIES.get(str(verification.run.identity)),
         "keepers": verification.keepers and verification.keepers.to_description(),
-        "joint_budget": verification.budget
-        and {name: verification.budget[name] for name in ("epsilon", "delta")}
-        | {"earlier_runs": len(verification.budget["after"])},
+        "joint_budget": verification.run.budget
+        and {name: verification.run.budget[name] for name in ("epsilon", "delta")}
+        | {"earlier_runs": len(verification.run.budget["after"])},
         "reasoning": reasoning,
         "begun": run["created"],
         "sealed": run["sealed"],
         "configuration_hash": run["configuration_hash"],
         "written_with": _versions(),
     }
+
+
+IDENTITIES = {
+    "declared": (
+        'whoever a node says (identity "declared"): each name that a node gives is a user. A node that is registered at the '
+        "SuperLink keeps the users that it named first, and one with clipped_update_mod stays one user, all run long. What pools "
+        "of many users, and nodes that are not registered, say is believed, also if they come back and name others. A person "
+        "with two names counts as two users, each with this ε"
+    ),
+    "authenticated": (
+        'a node that is registered at the SuperLink (identity "authenticated"), by its name there. A person who registers two '
+        "keys counts as two users, each with this ε"
+    ),
+}
+"""What tells one user of a run from another, by what its configuration says."""
 
 
 def _versions() -> dict[str, str]:
@@ -292,3 +313,32 @@ def _mechanism(mechanism: dict[str, Any]) -> str:
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     return ", ".join([mechanism["name"], *numbers])
+
+
+def _promise_of_keepers(keepers: RecordedKeepers) -> str:
+    """Against whom the same holds where keepers made the noise."""
+    epsilons = keepers.with_evaluations or tuple(found.epsilon for found in keepers.planned)
+    beyond = range(keepers.colluding + 1, len(keepers.names))
+    what = "ε of models and evaluations together" if keepers.with_evaluations else "ε"
+    more = ", ".join(f"with {number} of them {what} is at most {rounded_up(epsilons[number])}" for number in beyond)
+    return (
+        f"The noise was made by {len(keepers.names)} keepers ({', '.join(keepers.names)}), and the server saw noised sums only: "
+        f"the same holds against the server's operator, together with any {keepers.colluding} of the keepers and all nodes but "
+        f"the user's own, as far as they follow the protocol; {more + '; ' if more else ''}with all of them "
+        "nothing is promised. It does not hold against an operator who changed the code that nodes or keepers ran."
+    )
+
+
+def keeper_facts(description: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Name and value of each figure of a description, as in a privacy statement; none for a run without keepers."""
+    if description is None:
+        return []
+    planned = [found["epsilon"] for found in description["planned"]]
+    rows = [("keepers", f"{', '.join(description['names'])} (keepers.toml {description['digest'][:16]})")]
+    for what, epsilons in (("ε", planned), ("ε with its evaluations", description["with_evaluations"])):
+        for number, epsilon in enumerate(epsilons):
+            bound = "∞" if epsilon is None else f"at most {rounded_up(epsilon)}"
+            rows.append((f"{what} against the server with {plural(number, 'keeper', 'keepers')}", bound))
+    if description["spent"]:
+        rows.append(("rounds spent without a model", str(description["spent"])))
+    return rows

@@ -16,13 +16,13 @@ from flwr.serverapp import Grid
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger import Ledger
-from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
-from fedcgd.ledger.openings import KEEPERS as WHO_KEEPS
-from fedcgd.ledger.transactions import MEMORY
+from fedcgd.ledger.attempts import KEEPERS as WHO_KEEPS
+from fedcgd.ledger.run_composition import EVALUATION_OF, evaluation_ledger, with_evaluations
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd.support.numbers import plural
+from fedcgd.support.records import MEMORY
 from fedcgd_flower.cohort_selection import spread
 from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
 from fedcgd_flower.flower_private import log, log_info, log_warning

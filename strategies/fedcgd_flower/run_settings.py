@@ -9,9 +9,9 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcgd.keepers import Keepers
 from fedcgd.ledger import JointBudget
+from fedcgd.ledger.attempts import KEEPERS
 from fedcgd.ledger.client_metrics import FORWARDED
-from fedcgd.ledger.evaluations import EVALUATION
-from fedcgd.ledger.openings import KEEPERS
+from fedcgd.ledger.run_composition import EVALUATION
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping

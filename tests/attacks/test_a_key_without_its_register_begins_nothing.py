@@ -11,7 +11,7 @@ from sql import rows
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, adopt, joint, seal, verify
-from fedcgd.ledger.evaluations import EVALUATION_OF
+from fedcgd.ledger.run_composition import EVALUATION_OF
 
 PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
 
@@ -86,7 +86,7 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     checked = verify(path)
     assert checked.problems == ()
     assert checked.released == 3
-    (said,) = checked.adopted
+    (said,) = checked.run.adopted
     assert "after 2 rounds, its operator declared this the latest ledger" in said
     for command in (["verify"], ["show"]):
         text = run("ledger", *command, path).output
@@ -102,7 +102,7 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     shutil.copy2(folder / "run.db", path)
     with pytest.raises(ValueError, match="it is an old copy"):
         opened(copy)
-    assert verify(folder / "run.db").adopted == ()
+    assert verify(folder / "run.db").run.adopted == ()
 
 
 def test_both_copies_go_on_after_a_false_declaration_and_compose_finds_it(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_evaluations_are_adopted_too(folder: Path) -> None:
     (folder / "noise.key.runs").unlink()
     adopt(folder / "run.db", NoiseKey.from_file(folder / "noise.key"))
     release(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
-    assert len(verify(folder / "run.db.evaluation").adopted) == 1
+    assert len(verify(folder / "run.db.evaluation").run.adopted) == 1
 
 
 def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
     key = NoiseKey.from_file(folder / "noise.key")
     with pytest.raises(ValueError, match=r"began the same run again .*is over"):
         adopt(folder / "away.db", key)
-    assert verify(folder / "away.db").adopted == ()
+    assert verify(folder / "away.db").run.adopted == ()
     seal(folder / "away.db", None)
     with pytest.raises(ValueError, match="was sealed on"):
         adopt(folder / "away.db", key)

@@ -23,7 +23,7 @@ from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger, export, verify
-from fedcgd.ledger.openings import read as openings_of
+from fedcgd.ledger.attempts import read_openings as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError

@@ -232,7 +232,7 @@ def test_the_new_ledger_says_what_was_counted(tmp_path: Path) -> None:
     one, two = recorded(tmp_path / "A.db", names(0, 8)), tmp_path / "B.db"
     run(two, names(8, 16), budget=budget(9.5, one))
     [(stream,)] = rows(one, "SELECT stream_id FROM run")
-    kept = verify(two).budget
+    kept = verify(two).run.budget
     assert kept == {"epsilon": 9.5, "delta": DELTA, "after": {stream: PLAN.to_description()}}
     said = command_line.run("ledger", "verify", two)
     assert said.exit_code == 0
@@ -491,7 +491,7 @@ def test_simulations_of_one_seed_share_their_bins(tmp_path: Path) -> None:
 
 def test_the_record_of_a_run_without_a_budget_has_none(tmp_path: Path) -> None:
     one = recorded(tmp_path / "A.db", ["ann"])
-    assert verify(one).budget is None
+    assert verify(one).run.budget is None
     assert command_line.figures("ledger", "verify", one)["budget"] is None
 
 

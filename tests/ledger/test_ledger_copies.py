@@ -15,8 +15,7 @@ from scipy import optimize
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting import PastRun, compose
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
-from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF
-from fedcgd.ledger.recorded_run import branches
+from fedcgd.ledger.run_composition import EVALUATION, EVALUATION_OF, branches
 from fedcgd.mechanisms import DPSGD, BinaryTree, LambdaCGD, Normalized, matrix
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
 

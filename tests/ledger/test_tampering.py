@@ -15,8 +15,7 @@ from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.accounting import gaussian
 from fedcgd.ledger import Ledger, released_model, seal, verify
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
-from fedcgd.ledger.unreleased import epsilon_if_kept, row_reach
-from fedcgd.ledger.verification import NO_REGISTER
+from fedcgd.ledger.verification import NO_REGISTER, epsilon_if_kept, row_reach
 from fedcgd.mechanisms import BISR, Dense, Normalized, matrix
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=5))
