@@ -23,7 +23,13 @@ def reasons(found: Iterable[Finding]) -> list[str]:
 
 
 def release(
-    ledger: Ledger, round: int, users: list[str], model: bytes = b"model", state: bytes = b"", layout: str = "", **more: Any
+    ledger: Ledger,
+    round: int,
+    users: list[str],
+    model: bytes = b"model",
+    state: bytes = b"",
+    layout: str = "",
+    **more: Any,
 ) -> int:
     """The round is planned, summed and released at once; its nonce."""
     attempt = ledger.plan_round(round, users)
