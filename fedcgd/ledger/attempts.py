@@ -149,7 +149,10 @@ def read_openings(connection: sqlite3.Connection) -> tuple[RecordedOpening, ...]
         "SELECT round, attempt, state, list_hash, keepers FROM openings JOIN attempts USING (round, attempt) ORDER BY round"
     )
     return tuple(
-        RecordedOpening(*row[:4], tuple(parse_json(row[4], [str], "the keepers of a round on record"))) for row in rows
+        RecordedOpening(
+            round, attempt, state, digest, tuple(parse_json(names, [str], "the keepers of a round on record"))
+        )
+        for round, attempt, state, digest, names in rows
     )
 
 

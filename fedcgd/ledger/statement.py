@@ -1,4 +1,4 @@
-"""What a run's record promises, in a form to ship with its model: the privacy statement, as values and as Markdown."""
+"""What a run's record promises, in words: one renderer for the statement, the report and `fedcgd ledger show` and `verify`."""
 
 import platform
 import re
@@ -14,7 +14,7 @@ from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
-from fedcgd.accounting.guarantee import large_delta, rounded_up
+from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.export import records
 from fedcgd.ledger.keepers import RecordedKeepers
@@ -67,69 +67,82 @@ def statement_of(
     """
     if EVALUATION_OF in run["configuration"]:
         raise refuse("evaluations-only", path=path)
-    both = verification.with_evaluations
-    plan = Plan.from_description(run["plan"])
-    whole = verification.whole
+    found, plan = described(run, verification), Plan.from_description(run["plan"])
     attacker = None  # where nothing is promised
     if not (plan.noiseless or verification.run.simulated or verification.problems):
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
     large = large_delta(
         plan.delta, verification.run.least_users
     )  # as planned: how many there were is not for the public
-    adaptive = run["configuration"].get("adaptive_clipping")
-    if plan.noiseless:
-        reasoning = [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
-    else:
-        steps = explain(
-            plan.mechanism,
-            plan.participation,
-            clip_norm=plan.clip_norm if adaptive is None else 1.0,
-            delta=plan.delta,
-            noise_multiplier=plan.noise_multiplier,
-        )
-        reasoning = [{"title": step.title, "statement": step.statement} for step in steps]
-    if adaptive is not None:
-        reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
-    return {
-        "statement": sentence(
-            whole, both, attacker=attacker, simulated=verification.run.simulated, sound=not verification.problems
-        )
-        + f" {NOT_COVERED}" * verification.run.forwards_client_metrics
-        + (
-            f" {_promise_of_keepers(verification.keepers)}"
-            if attacker is not None and verification.keepers is not None
-            else ""
-        ),
+    promise = sentence(
+        verification.whole,
+        verification.with_evaluations,
+        attacker=attacker,
+        simulated=verification.run.simulated,
+        sound=not verification.problems,
+    )
+    if verification.run.forwards_client_metrics:
+        promise += f" {NOT_COVERED}"
+    if attacker is not None and verification.keepers is not None:
+        promise += f" {_promise_of_keepers(verification.keepers)}"
+    return found | {
+        "statement": in_unit(promise, found["unit"]),
         "private": attacker is not None and not verification.run.forwards_client_metrics,
-        "forwards_client_metrics": verification.run.forwards_client_metrics,
-        "simulated": verification.run.simulated,
-        "noiseless": verification.noiseless,
-        "sound": not verification.problems,
-        "problems": list(verification.problems),
-        "notes": [
-            *verification.notes,
-            *([] if large is None else [large]),
-            *([] if compared else [finding("no-register")]),
-        ],
-        "rounds_planned": verification.planned,
-        "rounds_released": verification.released,
-        "whole_run": whole.to_description(),
+        "notes": [*verification.notes, *filter(None, [large]), *([] if compared else [finding("no-register")])],
         "attacker": None if attacker is None else asdict(attacker),
-        "with_evaluations": None if both is None else both.to_description(),
-        "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
-        "plan": run["plan"],
-        "adaptive_clipping": adaptive,
-        "identity": IDENTITIES.get(str(verification.run.identity)),
-        "keepers": verification.keepers and verification.keepers.to_description(),
-        "joint_budget": verification.run.budget
-        and {name: verification.run.budget[name] for name in ("epsilon", "delta")}
-        | {"earlier_runs": len(verification.run.budget["after"])},
-        "reasoning": reasoning,
+        "reasoning": _reasoning(plan, found["adaptive_clipping"], found["unit"]),
         "begun": run["created"],
-        "sealed": run["sealed"],
         "configuration_hash": run["configuration_hash"],
         "written_with": _versions(),
     }
+
+
+def described(run: Mapping[str, Any], verification: Verification) -> dict[str, Any]:
+    """What `facts` needs of a ledger's `run`, as `export` has it, and of what `verify` says of it."""
+    told, budget = verification.to_description(), verification.run.budget
+    return {
+        **{
+            name: told[name]
+            for name in ("simulated", "noiseless", "forwards_client_metrics", "keepers", "with_evaluations")
+        },
+        "unit": "example" if run["configuration"].get("kind") == "central" else "user",
+        "sound": not verification.problems,
+        "problems": list(verification.problems),
+        "rounds_planned": verification.planned,
+        "rounds_released": verification.released,
+        "whole_run": told["whole"],
+        "so_far": told["guarantee"],
+        "attacker": None,
+        "plan": run["plan"],
+        "adaptive_clipping": run["configuration"].get("adaptive_clipping"),
+        "identity": IDENTITIES.get(str(verification.run.identity)),
+        "joint_budget": budget
+        and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])},
+        "sealed": run["sealed"],
+    }
+
+
+def in_unit(text: str, unit: str) -> str:
+    """A sentence about users as one about what a user is in this run: in central training an "example"."""
+    if unit == "user":
+        return text
+    return re.sub(r"\buser(s?)\b", rf"{unit}\1", re.sub(r"\b([Aa]) user\b", rf"\1n {unit}", text))
+
+
+def _reasoning(plan: Plan, adaptive: object, unit: str) -> list[dict[str, str]]:
+    if plan.noiseless:
+        return [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
+    steps = explain(
+        plan.mechanism,
+        plan.participation,
+        clip_norm=plan.clip_norm if adaptive is None else 1.0,
+        delta=plan.delta,
+        noise_multiplier=plan.noise_multiplier,
+    )
+    found = [(step.title, step.statement) for step in steps]
+    if adaptive is not None:
+        found.insert(0, ("adaptive clipping", _ADAPTIVE))
+    return [{"title": in_unit(title, unit), "statement": in_unit(text, unit)} for title, text in found]
 
 
 IDENTITIES = {
@@ -233,58 +246,59 @@ def _markdown(text: str) -> str:
 _MOST_SHOWN = 10_000  # characters
 
 
-def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures that belong to the claim, each with its name, in the order in which a reviewer asks for them."""
-    whole, so_far, plan = statement["whole_run"], statement["so_far"], statement["plan"]
-    participation, both = plan["participation"], statement["with_evaluations"]
-    rounds = f"{statement['rounds_released']} of {statement['rounds_planned']}"
-    found = [
-        ("ε of the whole run", f"at most {rounded_up(whole['epsilon'])}"),
-        ("δ", f"{rounded_up(whole['delta'], 6)}"),
-        *([("ε with its evaluations", f"at most {rounded_up(both['epsilon'])} ({both['method']})")] if both else []),
-        ("ε so far", _so_far(whole, so_far)),
-        *(
-            [("the best attacker is right", _how_often(AttackerAccuracy(**statement["attacker"])))]
-            if statement["attacker"]
-            else []
-        ),
-        ("adjacency", whole["adjacency"]),
-        ("sampling", whole["sampling"]),
-        ("method", f"{whole['method']} ({'exact' if whole['exact'] else 'an upper bound'})"),
-        (
-            "failure probability of the method",
-            f"{whole['failure_probability']:g}, part of δ" if whole["failure_probability"] else "0",
-        ),
-        ("rounds released", rounds),
-        (
-            "sealed",
-            f"on {statement['sealed']}"
-            if statement["sealed"]
-            else "no: the key may still exist, and removes the noise",
-        ),
-        ("a user takes part", _participation(participation)),
-        *([("who a user is", statement["identity"])] if statement["identity"] else []),
-        ("mechanism", _mechanism(plan["mechanism"])),
-        ("clip norm ζ", f"{plan['clip_norm']:g}{', then a quantile of norms' * bool(statement['adaptive_clipping'])}"),
-        ("noise multiplier σ", rounded_up(plan["noise_multiplier"], 6)),
-    ]
-    if (budget := statement["joint_budget"]) is not None:
-        found.append(
-            (
-                "joint budget of each user",
-                f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
-                f"{plural(budget['earlier_runs'], 'earlier run', 'earlier runs')} (whoever had too little left was not asked)",
-            )
-        )
-    if whole["sensitivity"] is not None:
-        found.append(("sensitivity of C", f"{whole['sensitivity']:.6g}"))
-    return found + keeper_facts(statement["keepers"])
+def facts(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The figures that belong to the claim, each with its name, in the order in which a reviewer asks for them.
+
+    Args:
+        statement: a `privacy_statement`, or what `described` returns.
+    """
+    whole, plan, both = statement["whole_run"], statement["plan"], statement["with_evaluations"]
+    budget, attacker = statement["joint_budget"], statement["attacker"]
+    sealed = "no: the key may still exist, and removes the noise"
+    clipped = ", then a quantile of norms" * bool(statement["adaptive_clipping"])
+    risk = f"{whole['failure_probability']:g}, part of δ" if whole["failure_probability"] else "0"
+    found = {
+        "ε of the whole run": _bound(whole["epsilon"]) + _warning(statement),
+        "δ": rounded_up(whole["delta"], 6),
+        "ε with its evaluations": both and f"{_bound(both['epsilon'])} ({both['method']})",
+        "ε so far": _so_far(whole, statement["so_far"]),
+        "the best attacker is right": attacker and _how_often(AttackerAccuracy(**attacker)),
+        "adjacency": whole["adjacency"],
+        "sampling": whole["sampling"],
+        "method": f"{whole['method']} ({'exact' if whole['exact'] else 'an upper bound'})",
+        "failure probability of the method": risk,
+        "rounds released": f"{statement['rounds_released']} of {statement['rounds_planned']}",
+        "sealed": f"on {statement['sealed']}" if statement["sealed"] else sealed,
+        "a user takes part": _participation(plan["participation"]),
+        "who a user is": statement["identity"],
+        "mechanism": _mechanism(plan["mechanism"]),
+        "clip norm ζ": f"{plan['clip_norm']:g}{clipped}",
+        "noise multiplier σ": rounded_up(plan["noise_multiplier"], 6),
+        "joint budget of each user": budget
+        and f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
+        f"{plural(budget['earlier_runs'], 'earlier run', 'earlier runs')} (whoever had too little left was not asked)",
+        "sensitivity of C": None if whole["sensitivity"] is None else f"{whole['sensitivity']:.6g}",
+        **_keeper_facts(statement["keepers"]),
+    }
+    unit = statement["unit"]
+    return [(in_unit(name, unit), in_unit(value, unit)) for name, value in found.items() if value is not None]
 
 
-def _so_far(whole: dict[str, Any], so_far: dict[str, Any] | None) -> str:
+def _bound(epsilon: float | None) -> str:
+    return "∞" if epsilon is None or epsilon == float("inf") else f"at most {rounded_up(epsilon)}"
+
+
+def _warning(statement: Mapping[str, Any]) -> str:
+    """That nothing is private, where nothing is, to stand beside an ε."""
+    if statement["noiseless"]:
+        return f"; {NO_NOISE}"
+    return "; SIMULATION: the key comes from a seed, and nothing here is private" if statement["simulated"] else ""
+
+
+def _so_far(whole: Mapping[str, Any], so_far: Mapping[str, Any] | None) -> str:
     if so_far is None:
         return "nothing is released"
-    epsilon = f"at most {rounded_up(so_far['epsilon'])}"
+    epsilon = _bound(so_far["epsilon"])
     if so_far["condition"] is None or whole["condition"] is not None:
         return epsilon
     return f"{epsilon}, {so_far['condition']}; otherwise ε is that of the whole run"
@@ -320,25 +334,24 @@ def _promise_of_keepers(keepers: RecordedKeepers) -> str:
     epsilons = keepers.with_evaluations or tuple(found.epsilon for found in keepers.planned)
     beyond = range(keepers.colluding + 1, len(keepers.names))
     what = "ε of models and evaluations together" if keepers.with_evaluations else "ε"
-    more = ", ".join(f"with {number} of them {what} is at most {rounded_up(epsilons[number])}" for number in beyond)
+    more = "".join(f"with {number} of them {what} is at most {rounded_up(epsilons[number])}, " for number in beyond)
     return (
         f"The noise was made by {len(keepers.names)} keepers ({', '.join(keepers.names)}), and the server saw noised sums only: "
         f"the same holds against the server's operator, together with any {keepers.colluding} of the keepers and all nodes but "
-        f"the user's own, as far as they follow the protocol; {more + '; ' if more else ''}with all of them "
-        "nothing is promised. It does not hold against an operator who changed the code that nodes or keepers ran."
+        f"the user's own, as far as they follow the protocol; {more}with all of them nothing is promised. It does not hold "
+        "against an operator who changed the code that nodes or keepers ran."
     )
 
 
-def keeper_facts(description: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Name and value of each figure of a description, as in a privacy statement; none for a run without keepers."""
-    if description is None:
-        return []
-    planned = [found["epsilon"] for found in description["planned"]]
-    rows = [("keepers", f"{', '.join(description['names'])} (keepers.toml {description['digest'][:16]})")]
-    for what, epsilons in (("ε", planned), ("ε with its evaluations", description["with_evaluations"])):
+def _keeper_facts(keepers: Mapping[str, Any] | None) -> dict[str, str]:
+    """Name and value of each figure of a run's keepers; none for a run without."""
+    if keepers is None:
+        return {}
+    found = {"keepers": f"{', '.join(keepers['names'])} (keepers.toml {keepers['digest'][:16]})"}
+    planned = [one["epsilon"] for one in keepers["planned"]]
+    for what, epsilons in (("ε", planned), ("ε with its evaluations", keepers["with_evaluations"])):
         for number, epsilon in enumerate(epsilons):
-            bound = "∞" if epsilon is None else f"at most {rounded_up(epsilon)}"
-            rows.append((f"{what} against the server with {plural(number, 'keeper', 'keepers')}", bound))
-    if description["spent"]:
-        rows.append(("rounds spent without a model", str(description["spent"])))
-    return rows
+            found[f"{what} against the server with {plural(number, 'keeper', 'keepers')}"] = _bound(epsilon)
+    if keepers["spent"]:
+        found["rounds spent without a model"] = str(keepers["spent"])
+    return found

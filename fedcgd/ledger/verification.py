@@ -143,7 +143,7 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
             problems.append(finding("another-hash"))
         if released > plan.participation.rounds:
             problems.append(finding("too-many-rounds", released=released, planned=plan.participation.rounds))
-        problems += _table_problems(connection) + _participation_problems(connection, plan, users)
+        problems += _table_problems(connection, run) + _participation_problems(connection, plan, users)
         keepers, of_keepers = recorded_keepers(connection, settings, plan)
         notes = _notes(connection, plan, settings)
         differing, asked = ([], []) if register is None else _compare_with_register(connection, run, Path(register))
@@ -274,14 +274,14 @@ _DISORDER = f"""SELECT
 """How many times on record are before the one that they must follow: a clock was set back, or somebody wrote them."""
 
 
-def _table_problems(connection: sqlite3.Connection) -> list[Finding]:
+def _table_problems(connection: sqlite3.Connection, run: StoredRun) -> list[Finding]:
     """What the tables of a ledger say that cannot all be true."""
     numbers = {reason: connection.execute(query).fetchone()[0] for reason, query in _CHECKS.items()}
     told = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train'")
     numbers["metrics-of-others"] = sum(
         parse_json(data, dict, "a metric on record").get("releases", release) != release for release, data in told
     )
-    found = [finding(reason, number=number) for reason, number in numbers.items() if number]
+    found = [finding(reason, number=number, run=run) for reason, number in numbers.items() if number]
     latest, models = model_file.described(connection), model_file.count_models(connection)
     if (latest is None) != (models == 0) or (latest is not None and latest.round != models - 1):
         here = "none" if latest is None else f"number {latest.round + 1}"
