@@ -17,13 +17,17 @@ _BLOCK = 32
 """Rounds whose noise is made at once."""
 
 
+Inputs = NDArray[np.float32] | Tensor
+Labels = NDArray[np.int64] | Tensor
+
+
 @dataclass(frozen=True)
 class Labelled:
     """Inputs with a one behind, shape (users, [examples of a person,] features + 1), and labels; and those to look at."""
 
-    inputs: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    looked_at: tuple[tuple[NDArray[np.float32], NDArray[np.int64]], ...]
+    inputs: Inputs
+    labels: Labels
+    looked_at: tuple[tuple[Inputs, Labels], ...]
     classes: int
     hidden: tuple[int, ...] = ()
     scaled: bool = True
@@ -227,7 +231,7 @@ def _updates(
 
 
 def _accuracy(
-    flat: Tensor, shapes: list[tuple[int, int]], inputs: NDArray[np.float32], labels: NDArray[np.int64], device: str
+    flat: Tensor, shapes: list[tuple[int, int]], inputs: Inputs, labels: Labels, device: str
 ) -> NDArray[np.float32]:
     x, y = torch.as_tensor(inputs).to(device)[None], torch.as_tensor(labels).to(device)
     weights, right = _split(flat, shapes), torch.zeros(flat.shape[:2], device=device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +34,14 @@ class Trainable:
 
     inputs: Tensor
     labels: Tensor
-    network: Callable[[int], nn.Sequential]
+    network: Callable[[int], nn.Module]
     clip_norm: float
     dtype: torch.dtype = torch.float32
 
 
 @torch.no_grad()
 def trained(data: Trainable, copies: Sequence[Copy], after: Callable[[int], None] = lambda _: None) -> Tensor:
-    """The parameters of all copies, which have as many rounds: shape (copies, d). `after` is called with the rounds that are over.
+    """The parameters of all copies, which have as many rounds: shape (copies, d). `after` hears how many are over.
 
     Copies of a seed share the start and Z, and those that take part alike their batches.
     """
@@ -71,7 +72,7 @@ def trained(data: Trainable, copies: Sequence[Copy], after: Callable[[int], None
     return weights
 
 
-def clipped_sums(model: nn.Sequential, weights: Tensor, data: Trainable, rows: Tensor, present: Tensor) -> Tensor:
+def clipped_sums(model: nn.Module, weights: Tensor, data: Trainable, rows: Tensor, present: Tensor) -> Tensor:
     """The sums of the clipped gradients of each copy's rows, shape (copies, d)."""
     outputs, by_example = list[Tensor](), list[Callable[[Tensor], Tensor]]()
 
@@ -90,34 +91,36 @@ def clipped_sums(model: nn.Sequential, weights: Tensor, data: Trainable, rows: T
     return torch.cat([torch.einsum("mb,mbk->mk", scale, part.float()) for part in parts], dim=1)
 
 
-def forward(model: nn.Sequential, weights: Tensor, x: Tensor, note: Note = lambda *_: None) -> Tensor:
+def forward(model: nn.Module, weights: Tensor, x: Tensor, note: Note = lambda *_: None) -> Tensor:
     """The outputs of each copy for its own rows, shape (copies, rows, classes): a layer with weights is a product for each copy.
 
     Args:
-        model: the layers: convolutions of 3 × 3 with a border, GroupNorm, dense ones, and any without weights.
+        model: layers in a row: convolutions of 3 × 3 with a border, GroupNorm, dense ones, and any without weights.
         weights: shape (copies, d).
         x: shape (copies, rows, channels, height, width).
         note: is told of each layer with weights.
     """
     sizes = [parameter.shape for parameter in model.parameters()]
-    own = iter(part.unflatten(1, size) for part, size in zip(weights.split([s.numel() for s in sizes], 1), sizes, strict=True))
-    for layer in model:
+    parts = torch.split(weights, [size.numel() for size in sizes], dim=1)
+    own = iter([part.reshape(len(weights), *size) for part, size in zip(parts, sizes, strict=True)])
+    for layer in model.children():
         if isinstance(layer, nn.Conv2d):
             columns, size = _columns(x), x.shape[-2:]
             x = next(own).flatten(2)[:, None] @ columns
-            note(x, lambda slope, columns=columns.detach(): slope @ columns.mT)
-            x = x.unflatten(-1, size)
+            note(x, partial(_of_convolution, columns.detach()))
+            x = x.reshape(*x.shape[:3], *size)
         elif isinstance(layer, nn.GroupNorm):
             normal = functional.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps).view_as(x)
             scale, shift = (next(own)[:, None, :, None, None] for _ in range(2))
             x = normal * scale + shift
-            note(x, lambda slope, normal=normal.detach(): torch.cat([(slope * normal).sum((3, 4)), slope.sum((3, 4))], 2))
+            note(x, partial(_of_norm, normal.detach()))
         elif isinstance(layer, nn.Linear):
-            inputs = x.detach()[:, :, None]
+            inputs = x.detach()
             x = x @ next(own).mT + next(own)[:, None]
-            note(x, lambda slope, inputs=inputs: torch.cat([(slope[..., None] * inputs).flatten(2), slope], 2))
+            note(x, partial(_of_dense, inputs))
         else:
-            x = layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            made = layer(x.flatten(0, 1))
+            x = made.reshape(*x.shape[:2], *made.shape[1:])
     return x
 
 
@@ -125,6 +128,18 @@ def _columns(x: Tensor) -> Tensor:
     """What each pixel's 3 × 3 neighbours are, shape (copies, rows, 9·channels, pixels)."""
     near = functional.pad(x, (1, 1, 1, 1)).unfold(3, 3, 1).unfold(4, 3, 1)  # …, height, width, 3, 3
     return near.permute(0, 1, 2, 5, 6, 3, 4).reshape(*x.shape[:2], 9 * x.shape[2], -1)
+
+
+def _of_convolution(columns: Tensor, slope: Tensor) -> Tensor:
+    return slope @ columns.mT
+
+
+def _of_norm(normal: Tensor, slope: Tensor) -> Tensor:
+    return torch.cat([(slope * normal).sum((3, 4)), slope.sum((3, 4))], dim=2)
+
+
+def _of_dense(inputs: Tensor, slope: Tensor) -> Tensor:
+    return torch.cat([(slope[..., None] * inputs[:, :, None]).flatten(2), slope], dim=2)
 
 
 @torch.no_grad()
