@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcgd.central.batches import Rows
 from fedcgd.central.ranks import Ranks
 from fedcgd.ledger import Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.tensors import sum_digest
+from fedcgd.participation.samplings import Rows
 from fedcgd.plan import Plan
 from fedcgd.release import array_noise, lattice_of
 from fedcgd.release.tensors import tensor_noise

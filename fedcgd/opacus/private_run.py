@@ -99,7 +99,9 @@ class PrivateRun:
         """The loader of the batches that the key draws; for debugging (no noise, no secret) they are those of `data_loader`."""
         plan, key = self.plan, self.key
         in_order = (
-            plan.noiseless and not plan.participation.is_secret and type(data_loader.sampler) is SequentialSampler
+            plan.noiseless
+            and plan.participation.expected_rate is None
+            and type(data_loader.sampler) is SequentialSampler
         )
         batches = RoundBatches(
             plan.participation,
