@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from fedcgd.central.batches import Rows
+from fedcgd.participation.samplings import Rows
 
 Transform = Callable[..., Any]
 """(*example) → the example, changed at random."""

@@ -130,12 +130,6 @@ class PrivateGradient:
         trained = _trained(self._model)
         released = self._release(trained)
         if released is None:
-            warnings.warn(
-                f"round {self._round} is on record, and computing it again gave another sum (another model or data set, or an "
-                f"operation that is not deterministic): rounds {self._round} … {self._releases.count - 1} stay released, with "
-                "their part of ε, and training goes on after them",
-                stacklevel=2,
-            )
             self._round = self._releases.count
             released = self._release(trained)
         assert released is not None
