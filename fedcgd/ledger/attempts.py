@@ -208,7 +208,9 @@ class ParticipationCounter:
         breaking = sum(user.participations >= k or round - user.last_round < b for user in again)
         if breaking:
             raise refuse("too-often", users=breaking, k=k, b=b, round=round)
-        foreign = sum((round - user.last_round) % b != 0 for user in again) if self._participation.has_bins else 0
+        foreign = (
+            sum((round - user.last_round) % b != 0 for user in again) if self._participation.scheme.has_bins else 0
+        )
         if foreign:
             raise refuse("another-bin", users=foreign, round=round, b=b)
         self._connection.executemany(

@@ -28,7 +28,8 @@ from fedcgd.ledger.store import (
 from fedcgd.ledger.texts import refuse
 from fedcgd.noise.keys import NoiseKey, runs_file
 from fedcgd.noise.nonce import NONCE_BYTES
-from fedcgd.participation.cohorts import History, check_round
+from fedcgd.participation.cohorts import check_round
+from fedcgd.participation.history import History
 from fedcgd.participation.user_ids import user_ids
 from fedcgd.plan import Plan, differences, plan_differences
 from fedcgd.support.records import MEMORY, Closable, check_record, now, transaction

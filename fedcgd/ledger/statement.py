@@ -21,6 +21,7 @@ from fedcgd.ledger.keepers import RecordedKeepers
 from fedcgd.ledger.run_composition import EVALUATION_OF
 from fedcgd.ledger.texts import finding, refuse
 from fedcgd.ledger.verification import Verification, verify
+from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import clean
@@ -269,7 +270,7 @@ def facts(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
         "failure probability of the method": risk,
         "rounds released": f"{statement['rounds_released']} of {statement['rounds_planned']}",
         "sealed": f"on {statement['sealed']}" if statement["sealed"] else sealed,
-        "a user takes part": _participation(plan["participation"]),
+        "participation": str(Participation(**plan["participation"])),
         "who a user is": statement["identity"],
         "mechanism": _mechanism(plan["mechanism"]),
         "clip norm ζ": f"{plan['clip_norm']:g}{clipped}",
@@ -302,22 +303,6 @@ def _so_far(whole: Mapping[str, Any], so_far: Mapping[str, Any] | None) -> str:
     if so_far["condition"] is None or whole["condition"] is not None:
         return epsilon
     return f"{epsilon}, {so_far['condition']}; otherwise ε is that of the whole run"
-
-
-def _participation(participation: dict[str, Any]) -> str:
-    if participation["sampling"] == "b-min-sep":
-        start = "" if participation.get("warm_start", True) else ", all free at the start"
-        return (
-            f"with probability {participation['sampling_rate']:g} in each round at least "
-            f"{participation['min_separation']} after its last{start}"
-        )
-    if participation["sampling_rate"] is not None:
-        return f"in each of its rounds with probability {participation['sampling_rate']:g}"
-    rounds, separation, most = (participation[name] for name in ("rounds", "min_separation", "max_participations"))
-    if participation["sampling"] == "random-allocation":
-        return f"in one round of each of {most} epochs, drawn anew"
-    turns = plural(-(-rounds // separation) if most is None else most, "round", "rounds")
-    return f"in at most {turns}, any two at least {separation} apart"
 
 
 def _mechanism(mechanism: dict[str, Any]) -> str:

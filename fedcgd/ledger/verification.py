@@ -315,7 +315,7 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan, users: i
     found = {
         "more-participations": int((counts > k).sum()),
         "too-close": too_close,
-        "two-bins": in_two_bins * plan.participation.has_bins,
+        "two-bins": in_two_bins * plan.participation.scheme.has_bins,
         "other-counters": int(((stored[0] != counts) | (stored[1] != last)).sum()),
         "users-unknown": len(unknown),
     }

@@ -23,7 +23,7 @@ from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers.record import Record
 from fedcgd.ledger import Ledger, LedgerError, attempts, export, seal, verify
 from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
-from fedcgd.participation.cohorts import History
+from fedcgd.participation.history import History
 from fedcgd.support.records import MAKE_ROOM, transaction
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=2, max_participations=2))
