@@ -77,17 +77,6 @@ def test_a_run_from_the_first_round_to_the_last(where, path):
             ledger.plan_round(6, ["user-9"])
 
 
-def test_what_was_released_is_there_after_opening_again(path):
-    with opened(path) as ledger:
-        first = release(ledger, 0, ["a", "b"], b"\x00\x01", b"")
-        stream_id = ledger.stream_id
-    with opened(path) as ledger:
-        run = ledger.resume()
-        assert (run.round, run.nonces, run.model, run.state) == (1, (first,), b"\x00\x01", b"")
-        assert ledger.stream_id == stream_id
-        assert ledger.history(["a", "b", "c"]) == History({"a": 1, "b": 1}, {"a": 0, "b": 0})
-
-
 def test_a_round_that_was_not_released_is_tried_under_a_new_attempt_and_counts_once(path):
     with opened(path) as ledger:
         first = ledger.plan_round(0, ["a", "b"])
@@ -109,45 +98,14 @@ def test_a_round_that_was_not_released_is_tried_under_a_new_attempt_and_counts_o
     assert verify(path).problems == ()
 
 
-def test_the_record_says_when_an_attempt_was_planned_summed_and_ended(path):
-    def told() -> tuple[bool, ...]:
-        (attempt,) = export(path)["attempts"]
-        return tuple(attempt[moment] is not None for moment in ("planned", "aggregated", "ended"))
-
-    with opened(path) as ledger:
-        attempt = ledger.plan_round(0, ["a"])
-        assert told() == (True, False, False)
-        ledger.record_aggregated(0, attempt, 11)
-        assert told() == (True, True, False)
-        ledger.record_released(0, attempt, b"")
-        assert told() == (True, True, True)
-
-
-def test_a_round_that_keepers_were_asked_to_open_is_in_flight(path):
+def test_a_round_that_keepers_were_asked_to_open_is_in_flight_and_spent_by_sealing(path):
     with opened(path) as ledger:
         attempt = ledger.plan_round(0, ["a"])
         ledger.record_opening(0, attempt, bytes(32), ["notary"])
         with refused("in-flight"):
             ledger.plan_round(0, ["b"])
-        ledger.record_released(0, attempt, b"")
-    assert [one["state"] for one in export(path)["attempts"]] == ["released"]
-
-
-def test_a_round_that_keepers_were_asked_to_open_is_spent_by_sealing(path):
-    with opened(path) as ledger:
-        attempt = ledger.plan_round(0, ["a"])
-        ledger.record_opening(0, attempt, bytes(32), ["notary"])
     seal(path, None)
     assert [one["state"] for one in export(path)["attempts"]] == ["spent"]
-
-
-def test_attempts_count_the_tries_of_a_round(path):
-    with opened(path) as ledger:
-        attempts = []
-        for _ in range(3):
-            attempts.append(ledger.plan_round(0, ["a"]))
-            ledger.skip(0, "too few answers")
-        assert attempts == [0, 1, 2]
 
 
 def test_a_ledger_restored_from_an_old_copy_does_not_use_noise_again(path, tmp_path):
@@ -160,14 +118,6 @@ def test_a_ledger_restored_from_an_old_copy_does_not_use_noise_again(path, tmp_p
         with opened(file) as ledger:
             used.append((ledger.stream_id, 1, release(ledger, 1, ["b"])))
     assert used[0] != used[1]
-
-
-def test_two_runs_with_one_key_share_no_noise(path, tmp_path):
-    streams = set()
-    for name in ("one", "two"):
-        with opened(tmp_path / name) as ledger:
-            streams.add(KEY.noise_of(ledger.stream_id))
-    assert len(streams) == 2
 
 
 def test_a_simulation_says_so_for_ever_and_repeats(path):
@@ -255,9 +205,10 @@ def test_a_second_start_is_refused_while_the_first_lives_and_goes_on_when_it_is_
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "open\n"
-        with refused("in-another-process") as error:
-            start()
-        assert f"process {first.pid} on" in str(error.value)
+        for late in (start, lambda: seal(path, None)):  # the wrong file: it ended the run
+            with refused("in-another-process") as error:
+                late()
+            assert f"process {first.pid} on" in str(error.value)
         first.stdin.write("\n")
         first.stdin.flush()
         assert first.stdout.readline() == "released\n"  # its attempt was not abandoned
@@ -268,39 +219,16 @@ def test_a_second_start_is_refused_while_the_first_lives_and_goes_on_when_it_is_
     assert verify(path).problems == ()
 
 
-def test_a_run_is_not_sealed_while_another_process_lives_that_it_goes_on_in(path, tmp_path):
-    """`fedcgd ledger seal` of the wrong file: it ended the run, which could not go on, and deleted its key."""
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "open\n"
-        with refused("in-another-process"):
-            seal(path, None)
-        first.stdin.write("\n")
-        first.stdin.flush()
-        assert first.stdout.readline() == "released\n"
-        first.kill()
-    seal(path, None)
-    assert verify(path).released == 1
-    assert not path.with_name("run.ledger-lock").exists()
-
-
 def test_a_second_start_that_is_refused_leaves_the_run_its_lock(path):
     """In one process, as in a notebook: the lock went with the refused start, and another process took the run over."""
     with opened(path) as ledger:
         with refused("another-configuration"):
             opened(path, configuration={"another": "run"})
-        elsewhere = subprocess.run([sys.executable, "-c", HOLDER, str(path)], input="", capture_output=True, text=True)
-        assert "in another process" in elsewhere.stderr
-        release(ledger, 0, ["ada"])
-
-
-def test_a_second_start_in_one_process_takes_the_lock_with_the_run(path):
-    """The first one is shut out, and what it closes then is not the lock of the second."""
-    with opened(path) as first, opened(path) as second:
-        first.close()
-        elsewhere = subprocess.run([sys.executable, "-c", HOLDER, str(path)], input="", capture_output=True, text=True)
-        assert "in another process" in elsewhere.stderr
-        release(second, 0, ["ada"])
+        with opened(path) as second:  # it takes the lock with the run
+            ledger.close()
+            elsewhere = subprocess.run([sys.executable, "-c", HOLDER, str(path)], input="", capture_output=True)
+            assert b"in another process" in elsewhere.stderr
+            release(second, 0, ["ada"])
     assert not path.with_name("run.ledger-lock").exists()
 
 
@@ -379,27 +307,15 @@ def test_verify_rederives_epsilon(path):
 )
 def test_a_user_stays_in_its_bin(path, sampling):
     """Under these samplings ε is for rounds that are b apart exactly; others are refused, and found."""
-    plan = replace(PLAN, participation=Participation(rounds=6, min_separation=2, **sampling), mechanism=DPSGD())
-    with opened(path, plan=plan) as ledger:
-        release(ledger, 0, ["a"])
-        release(ledger, 1, ["b"])
-        release(ledger, 2, ["c"])
-        with refused("another-bin"):
-            ledger.plan_round(3, ["a"])
-        release(ledger, 3, ["b"])
-    assert verify(path).problems == ()
-    edit(path, "UPDATE attempts SET users = (SELECT users FROM attempts WHERE round = 0) WHERE round = 3")
-    assert "two-bins" in reasons(verify(path).problems)
-
-
-def test_a_bin_is_a_round_modulo_the_separation(path):
-    participation = Participation(rounds=9, min_separation=3, sampling="balls-in-bins")
+    participation = Participation(rounds=9, min_separation=3, **sampling)
     with opened(path, plan=replace(PLAN, participation=participation, mechanism=DPSGD())) as ledger:
         for round in range(7):
             release(ledger, round, [f"bin-{round % 3}"] + ["late"] * (round == 2))
         with refused("another-bin"):
             ledger.plan_round(7, ["bin-1", "late"])
     assert verify(path).problems == ()
+    edit(path, "UPDATE attempts SET users = (SELECT users FROM attempts WHERE round = 0) WHERE round = 4")
+    assert "two-bins" in reasons(verify(path).problems)
 
 
 TAMPERINGS = {
@@ -442,21 +358,6 @@ def test_verify_sees_more_rounds_than_the_plan_has(path):
     assert "too-many-rounds" in reasons(verify(path).problems)
 
 
-def test_a_release_without_a_nonce_is_told_once(path):
-    with opened(path) as ledger:
-        release(ledger, 0, ["a"])
-    edit(path, "UPDATE attempts SET nonce = NULL")
-    assert reasons(verify(path).problems) == ["no-nonce"]
-
-
-def test_a_user_without_a_row_is_told_once_whatever_its_rounds(path):
-    with opened(path) as ledger:
-        for t, user in enumerate("aba"):
-            release(ledger, t, [user])
-    edit(path, "DELETE FROM users")
-    assert "users-unknown" in reasons(verify(path).problems)
-
-
 def test_the_export_is_json_and_names_neither_users_nor_the_key(path):
     with opened(path) as ledger:
         release(ledger, 0, ["someone-we-know", "another"], b"weights")
@@ -494,6 +395,10 @@ def test_sealing_ends_the_run_and_deletes_the_key(path, tmp_path, monkeypatch):
             ledger.record_aggregated(1, attempt, 5)
     assert not key_file.exists()
     seal(path, key_file)
+    NoiseKey.from_file(tmp_path / "other", create=True)
+    with refused("another-key-to-seal"):
+        seal(path, tmp_path / "other")
+    assert (tmp_path / "other").exists()
     monkeypatch.chdir(path.parent)
     with refused("sealed") as error:
         opened(Path(path.name), key=key)
@@ -502,34 +407,27 @@ def test_sealing_ends_the_run_and_deletes_the_key(path, tmp_path, monkeypatch):
     assert export(path)["run"]["sealed"]
 
 
-def test_sealing_with_the_key_of_another_run_deletes_nothing(path, tmp_path):
-    NoiseKey.from_file(tmp_path / "other", create=True)
-    opened(path).close()
-    with refused("another-key-to-seal"):
-        seal(path, tmp_path / "other")
-    assert (tmp_path / "other").exists()
-    assert export(path)["run"]["sealed"] is None
-
-
-def test_what_is_no_ledger_is_refused(path):
+def test_what_is_no_ledger_is_refused_and_left_as_it_is(path):
     for call in (verify, export, lambda p: seal(p, None)):
         with refused("no-ledger"):
             call(path)
     assert not path.exists()
-    path.write_text("something else that is longer than a header of a database, which has a hundred bytes " * 3)
-    for call in (verify, export, opened):
-        with pytest.raises(ValueError, match="ledger"):
-            call(path)
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match="ledger"):
-        verify(path)
-
-
-def test_a_keepers_record_is_no_ledger(path):
-    """It has a table of the same name, of the same format, with other columns."""
-    Record.open(path, KEY.fingerprint).close()
-    with refused("another-file"):
-        verify(path)
+    for make, reason in (
+        (lambda: edit(path, "CREATE TABLE songs (title TEXT)"), "another-file"),
+        # It has a table of the same name, of the same format, with other columns.
+        (lambda: Record.open(path, KEY.fingerprint).close(), "another-file"),
+        (lambda: path.write_text("something else that is longer than a header, which has a hundred bytes " * 3), None),
+    ):
+        make()
+        before = path.read_bytes()
+        for call in (verify, lambda p: seal(p, None)):
+            with refused(reason or "another-file"):
+                call(path)
+        if reason is None:
+            with pytest.raises(ValueError, match="ledger"):
+                opened(path)
+        assert path.read_bytes() == before
+        path.unlink()
 
 
 def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(path, monkeypatch):
@@ -560,54 +458,9 @@ def test_cohorts_pack_and_unpack(ids):
     np.testing.assert_array_equal(unpack_ids(pack_ids(array), len(array)), np.sort(array))
 
 
-def test_sealing_leaves_a_foreign_database_as_it_is(tmp_path):
-    foreign = tmp_path / "other.db"
-    edit(foreign, "CREATE TABLE songs (title TEXT)")
-    before = foreign.read_bytes()
-    with refused("another-file"):
-        seal(foreign, None)
-    assert foreign.read_bytes() == before
-
-
 def test_a_path_called_memory_is_refused():
     with refused("memory-is-a-text"):
         Ledger.open(Path(":memory:"), plan=PLAN, configuration={}, key=NoiseKey.generate())
-
-
-@pytest.mark.parametrize("most_seen", [0, 2, 1_000_000])
-def test_what_is_remembered_of_users_is_what_is_on_record(path, most_seen, monkeypatch):
-    """Through failures in the middle, tries again, and more users than are remembered."""
-    monkeypatch.setattr(attempts, "_MOST_SEEN", most_seen)
-    users = [f"user-{i}" for i in range(6)]
-
-    def on_record(ledger: Ledger) -> History:
-        rows = ledger._connection.execute("SELECT user, participations, last_round FROM users ORDER BY user").fetchall()
-        return History({row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows})
-
-    def fail(*_):
-        raise OSError("the disk is full")
-
-    with opened(path) as ledger:
-        for t in range(6):
-            asked = users[: 2 + t % 2] if t % 2 else users[3:]
-            assert ledger.history(users) == on_record(ledger)
-            with monkeypatch.context() as patched:
-                patched.setattr(attempts, "pack_ids", fail)
-                with pytest.raises(OSError, match="full"):
-                    ledger.plan_round(t, asked) if t < 4 else fail()
-            assert ledger.history(users) == on_record(ledger)
-            if t >= 4:
-                with refused("too-often"):
-                    ledger.plan_round(t, asked)
-                asked = []
-            ledger.plan_round(t, asked)
-            ledger.skip(t, "tried again")
-            release(ledger, t, asked)
-            assert ledger.history(users) == on_record(ledger)
-    with opened(path) as ledger:
-        assert ledger.history(users) == on_record(ledger)
-        assert ledger.history(users).counts == dict.fromkeys(["user-0", "user-1", "user-2", *users[3:]], 2)
-    assert verify(path).problems == ()
 
 
 def test_every_commit_reaches_the_disk(tmp_path):
@@ -615,6 +468,20 @@ def test_every_commit_reaches_the_disk(tmp_path):
     full = 2
     with closing(connect(tmp_path / "run.db")) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (full,)
+
+
+def test_a_round_that_is_not_on_record_counts_nobody(path, monkeypatch):
+    def fail(*_):
+        raise OSError("full")
+
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+        before = ledger.history(["a", "b"])
+        with monkeypatch.context() as patched:
+            patched.setattr(attempts, "pack_ids", fail)
+            with pytest.raises(OSError, match="full"):
+                ledger.plan_round(1, ["b"])
+        assert ledger.history(["a", "b"]) == before == History({"a": 1}, {"a": 0})
 
 
 def test_a_transaction_holds_the_lock_from_its_beginning_and_ctrl_c_undoes_it(tmp_path):
@@ -676,14 +543,6 @@ def test_a_ledger_that_comes_into_use_while_it_is_read_is_not_believed(path):
         go_on()
 
 
-def test_a_ledger_in_use_is_read_as_it_is(path):
-    with opened(path) as ledger:
-        release(ledger, 0, ["a"])
-        assert verify(path).released == 1
-        release(ledger, 1, ["b"])
-        assert verify(path).released == 2
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -732,18 +591,13 @@ def test_a_start_that_is_refused_leaves_no_new_key(path, tmp_path, reason):
 
 def test_a_new_key_that_another_process_found_stays(path, tmp_path):
     opened(path).close()
+    with refused("another-key"):  # of a file that was there, which stays
+        opened(path, key=NoiseKey.from_file(NoiseKey.from_file(tmp_path / "old", create=True) and tmp_path / "old"))
+    assert (tmp_path / "old").exists()
     mine, theirs = (NoiseKey.from_file(tmp_path / "key", create=True) for _ in range(2))
     opened(tmp_path / "theirs.db", key=theirs).close()
     with refused("key-lost"):
         opened(path, key=mine)
-    assert (tmp_path / "key").exists()
-
-
-def test_a_key_file_that_was_there_stays(path, tmp_path):
-    opened(path).close()
-    NoiseKey.from_file(tmp_path / "key", create=True)
-    with refused("another-key"):
-        opened(path, key=NoiseKey.from_file(tmp_path / "key", create=True))
     assert (tmp_path / "key").exists()
 
 
