@@ -401,6 +401,10 @@ class ReportOptions:
         ),
     ]
     register: RegisterOption = None
+    operator: Annotated[str | None, Option(help="Who runs this; kept in the ledger and shown on page 1.")] = None
+    purpose: Annotated[str | None, Option(help="What the model is for.")] = None
+    data: Annotated[str | None, Option(help="Which data it is trained on.")] = None
+    people: Annotated[str | None, Option(help="How many people these data are of.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from fedcgd.accounting.guarantee import check_delta, check_epsilon, rounded_up
 from fedcgd.ledger.registry import RegisteredRun, read_register, register_beside
 from fedcgd.ledger.run_composition import BUDGET, RecordedRun, RunComposition, recorded
 from fedcgd.ledger.store import RunSettings, StoredRun, reader, stored_run
-from fedcgd.ledger.texts import Finding, about, finding, refuse
+from fedcgd.ledger.texts import NAMED, Finding, about, finding, refuse
 from fedcgd.ledger.verification import compare_model_file, verify_records
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
@@ -171,10 +171,7 @@ def unnamed_runs(runs: Sequence[RecordedRun], register: Path | None) -> list[Reg
 def _named(unnamed: Sequence[RegisteredRun]) -> dict[str, Any]:
     """How many runs a register knows of that nobody has named, and the ledgers of the first of them."""
     ledgers = [f"{clean(one.ledger)} ({one.released} released)" for one in unnamed]
-    return {"runs": len(unnamed), "ledgers": ", ".join(ledgers[:_TOLD]) + ", …" * (len(ledgers) > _TOLD)}
-
-
-_TOLD = 5  # runs that are named in a message
+    return {"runs": len(unnamed), "ledgers": ", ".join(ledgers[:NAMED]) + ", …" * (len(ledgers) > NAMED)}
 
 
 def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...], int]) -> Iterator[Finding]:
@@ -207,10 +204,6 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
             )
 
 
-_MOST_NOISE = 1e4
-"""Times the plan's noise: a run that is refused with so much more would be of no use."""
-_PRECISION = 1e-4
-"""Of the noise with which users are admitted."""
 _AFTER_ALL = "~"  # of dates
 
 
@@ -347,10 +340,10 @@ def _room(runs: Sequence[RecordedRun], groups: Set[tuple[int, ...]]) -> float | 
         return all(together.admits(len(earlier), group) for group in groups)
 
     too_little = new.plan.noise_multiplier
-    enough = too_little * _MOST_NOISE
+    enough = too_little * 1e4  # a run with so much more noise would be of no use
     if not admits(enough):
         return 0.0
-    while enough > too_little * (1 + _PRECISION):
+    while enough > too_little * (1 + 1e-4):
         middle = math.sqrt(too_little * enough)
         if admits(middle):
             enough = middle

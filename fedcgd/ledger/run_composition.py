@@ -25,7 +25,6 @@ EVALUATION = "evaluation"  # in the training's configuration: the plan of its ev
 EVALUATION_OF = "evaluation_of"  # in the evaluations' configuration: the stream of the training
 
 _APART = " apart from round "  # in the id of a branch: what follows is not in the id of the run
-_ROUNDING = 1e-9  # of two ways to calculate one ε, relative
 
 
 def evaluation_ledger(path: Path) -> Path:
@@ -295,8 +294,8 @@ class RunComposition:
 
     def within_budget(self, i: int, inside: Sequence[int]) -> bool:
         """Whether the runs `inside` together are within the budget that run i was begun with, if it has one."""
-        budget = self.budgets[i]
-        return budget is None or self.epsilon(inside, budget["delta"]) <= float(budget["epsilon"]) * (1 + _ROUNDING)
+        budget = self.budgets[i]  # two ways to calculate one ε differ by rounding
+        return budget is None or self.epsilon(inside, budget["delta"]) <= float(budget["epsilon"]) * (1 + 1e-9)
 
     def epsilon(self, inside: Sequence[int], delta: float) -> float:
         """ε at `delta` of the runs `inside` as planned; of one alone, its own, which no composition makes less tight."""

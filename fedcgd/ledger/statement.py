@@ -86,12 +86,15 @@ def statement_of(
         promise += f" {NOT_COVERED}"
     if attacker is not None and verification.keepers is not None:
         promise += f" {_promise_of_keepers(verification.keepers)}"
+    verdict = [promise] if attacker is None else _verdict(attacker, verification, run["sealed"], plan)
     return found | {
         "statement": in_unit(promise, found["unit"]),
         "private": attacker is not None and not verification.run.forwards_client_metrics,
         "notes": [*verification.notes, *filter(None, [large]), *([] if compared else [finding("no-register")])],
         "attacker": None if attacker is None else asdict(attacker),
         "reasoning": _reasoning(plan, found["adaptive_clipping"], found["unit"]),
+        "verdict": [in_unit(text, found["unit"]) for text in verdict],
+        "size": size_of((verification.with_evaluations or verification.whole).epsilon),
         "begun": run["created"],
         "configuration_hash": run["configuration_hash"],
         "written_with": _versions(),
@@ -215,10 +218,47 @@ def sentence(
     )
 
 
+def _verdict(attacker: AttackerAccuracy, verification: Verification, sealed: object, plan: Plan) -> list[str]:
+    """What somebody who sees the models can learn, what that rests on, and what it does not cover."""
+    held = "a key that is deleted" if sealed else "a key that nobody else has"
+    noise = held if verification.keepers is None else "keepers that follow their protocol"
+    secret = f", and on secrecy of who took part when ({plan.participation.sampling} sampling)"
+    return [
+        "Anyone who sees every released model, and knows all other users' data, can tell whether one user's data were used in at "
+        f"most {attacker.percent} % of cases; guessing is right half the time.",
+        f"This rests on clipping and noise as recorded, on {noise}{secret * plan.participation.is_secret}.",
+        "It does not cover metrics without noise, logs, what nodes send before noise is added, or other runs on the same users.",
+    ]
+
+
+_SIZES = {
+    1.0: "small (ε ≤ 1: a strong formal guarantee)",
+    10.0: "usual (1 < ε ≤ 10: a reasonable guarantee, common in practice)",
+}
+"""The largest ε of a size → its name, by the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654."""
+
+DEPLOYMENTS = (
+    ("Google's keyboard, language models in many languages", "about 4 to 14 (ρ-zCDP with ρ from 0.2 to 2)", "1e-10", "one person",
+     "Xu et al., 2023, arXiv:2305.18465"),
+    ("US Census 2020, redistricting data", "19.61", "1e-10", "one person", "US Census Bureau, June 2021"),
+    ("Apple, emoji suggestions, noise on each device", "4 a day", "0", "one person's day", "Apple, Differential Privacy Overview"),
+)  # fmt: skip
+"""What, ε, δ, what is protected, and where it was published."""
+
+
+def size_of(epsilon: float) -> str:
+    """Whether an ε is small, usual or large beside what is published."""
+    large = "large (ε > 10: ε alone promises little; the attacker's chance above is the better figure)"
+    return next((name for most, name in _SIZES.items() if epsilon <= most), large)
+
+
 def _how_often(attacker: AttackerAccuracy) -> str:
     mu = "" if attacker.gaussian_mu is None else rounded_up(attacker.gaussian_mu, 4)
     known = mu and f" (all releases together are at most a Gaussian mechanism with μ = {mu})"
-    return f"in at most {attacker.percent} % of cases{known}, if both were equally likely beforehand; a coin is right in 50 %"
+    return (
+        f"in at most {attacker.percent} % of cases{known}, if both were equally likely beforehand; guessing is right half the "
+        "time"
+    )
 
 
 def statement_markdown(statement: dict[str, Any]) -> str:
@@ -241,10 +281,7 @@ def statement_markdown(statement: dict[str, Any]) -> str:
 
 def _markdown(text: str) -> str:
     """A text that may be somebody else's, so that nothing in it is taken for HTML, a link, a picture, code or a cell's end."""
-    return re.sub(r"([\\`\[|])", r"\\\1", escape(clean(text, _MOST_SHOWN), quote=False))
-
-
-_MOST_SHOWN = 10_000  # characters
+    return re.sub(r"([\\`\[|])", r"\\\1", escape(clean(text, 10_000), quote=False))
 
 
 def facts(statement: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import socket
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedcgd.ledger.texts import refuse
 from fedcgd.noise import STREAM
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
-from fedcgd.support.records import MEMORY, check_tables, make_tables, now, open_file, read_only
+from fedcgd.support.records import MEMORY, check_tables, make_tables, now, open_file, read_only, transaction
 from fedcgd.support.untrusted import MalformedError, Optional, clean, inflate, parse_json
 
 FORMAT = 3
@@ -202,6 +202,17 @@ def write_later(connection: sqlite3.Connection, table: str, *values: object) -> 
     connection.execute(_later_schema(table))
     marks = ", ".join("?" * len(values))
     connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608
+
+
+def write_notes(path: Path | str, notes: Mapping[str, str]) -> None:
+    """Keep in a ledger who runs it, what for and on which data. Raises ValueError if there is none."""
+    with reader(path):  # it is a ledger: `connect` would make one of any other database
+        pass
+    with closing(connect(path)) as connection:
+        with transaction(connection):
+            for name, text in notes.items():
+                write_later(connection, "notes", name, text)
+        checkpoint(connection)
 
 
 def read_later(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:

@@ -241,8 +241,8 @@ NOTES = {
     "known; exact Gaussian mechanism), and not {whole}",
     "disorder": "{times:time is|times are} on record before one that they must follow: the server's clock was set back, or the "
     "record was changed",
-    "central": "central training: a user is one example, named by its row number. ε does not cover a person with several rows "
-    "as a whole, and runs compose row by row",
+    "central": "central training: what is protected is one example, named by its row number. ε does not cover a person with "
+    "several rows as a whole, and runs compose row by row",
     "model-not-there": "the last model, {name}, is not beside the ledger, and was not compared",
     "still-counts": "{problem}; its releases count all the same",
     "seal-unknown": "the ledger says that the run was sealed on {sealed}, and {register} does not: the seal was written by "
