@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
-from fedcgd.participation.samplings import SAMPLINGS, Sampling
+from fedcgd.participation.samplings import Sampling, scheme_of
 from fedcgd.support.numbers import as_float, as_whole
 
 MOST_ROUNDS = 10**8
@@ -170,13 +170,3 @@ class Participation:
         if self.max_participations is not None:
             return self.max_participations
         return math.ceil(self.rounds / self.min_separation)
-
-
-def scheme_of(sampling: str) -> Sampling:
-    """The sampling of that name. Raises ValueError if there is none."""
-    if sampling not in SAMPLINGS:
-        *others, last = SAMPLINGS
-        raise ValueError(
-            f"sampling must be {', '.join(others)} or {last}, got {sampling!r}; no other sampling is accounted for"
-        )
-    return SAMPLINGS[sampling]

@@ -98,7 +98,8 @@ class Study:
 
     def secret(self, arm: str) -> Secret:
         """What nobody may learn, for the ε of `arm` to hold: nothing, or who takes part when (its sampling)."""
-        return "nothing" if self.arms[arm].get("sampling", ("none",)) == ("none",) else "sampling"
+        samplings = map(scheme_of, self.arms[arm].get("sampling", ("none",)))
+        return "sampling" if any(scheme.hidden for scheme in samplings) else "nothing"
 
     def points(self, arm: str, setting: Values) -> list[Point]:
         """The candidates of `arm` at `setting`, with the first tuning seed. Two that are the same count twice."""
