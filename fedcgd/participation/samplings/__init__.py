@@ -8,6 +8,7 @@ from fedcgd.participation.samplings.none import NoSampling
 from fedcgd.participation.samplings.poisson import Poisson
 from fedcgd.participation.samplings.random_allocation import RandomAllocation
 from fedcgd.participation.samplings.sampling import Law, Rows, Sampling
+from fedcgd.participation.samplings.shuffle import Shuffle
 
 __all__ = ["SAMPLINGS", "SECRET_SAMPLINGS", "DrawnInAdvance", "Law", "Rows", "Sampling", "scheme_of"]
 
@@ -20,6 +21,7 @@ SAMPLINGS: dict[str, Sampling] = {
         CyclicPoisson(),
         BMinSep(),
         RandomAllocation(),
+        Shuffle(),
     )
 }
 """By their names: the row that a new one needs."""
