@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from fedcgd.opacus.probing import same_random_numbers
+from fedcgd.opacus.independence import same_random_numbers
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.participation import Participation
 from fedcgd.participation.batches import ExampleRounds

@@ -19,10 +19,10 @@ from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus.buffers import FirstBuffers
 from fedcgd.opacus.earlier_runs import RunExamples, attach, detach_earlier_runs
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss, GhostModule
-from fedcgd.opacus.module_memory import FirstBuffers
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
 from fedcgd.opacus.plan_arguments import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.private_run import GradientSettings, PrivateRun
@@ -230,10 +230,11 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         loader = run.private_loader(data_loader, tracker)
         called = wrapped if grad_sample_mode == "ew" else inner
         looks = FirstBatches(
-            inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, hooks=wrapped,
+            inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, mode=grad_sample_mode,
             active=run.shards is None,
         )  # fmt: skip
-        attach(inner, [*private.handles, *looks.watch(called), *FirstBuffers(inner).watch(called)], tracker)
+        looking = called.register_forward_pre_hook(looks.before, with_kwargs=True)
+        attach(inner, [*private.handles, looking, *FirstBuffers(inner).watch(called)], tracker)
         self._key, self._tracker = run.key, tracker
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)

@@ -247,7 +247,7 @@ def trained(
     found = np.empty((len(runs), len(seeds), 2))
     groups: dict[Rounds, list[int]] = {}
     for place, (recipe, _) in enumerate(runs):
-        groups.setdefault(Rounds(recipe.rounds, recipe.steps, recipe.sampling == "poisson"), []).append(place)
+        groups.setdefault(Rounds(recipe.rounds, recipe.steps, recipe.sampling), []).append(place)
     for when, places in groups.items():
         kinds = list(dict.fromkeys(runs[place][0] for place in places))
         noises = [

@@ -39,7 +39,7 @@ from fedcgd_flower import (
     clipped_update_mod,
     sequential_training,
 )
-from fedcgd_flower.evaluation_messages import answer
+from fedcgd_flower.messages import answer
 
 KEY = NoiseKey.simulation(11)
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}

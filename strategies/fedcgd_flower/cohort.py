@@ -17,8 +17,8 @@ from fedcgd.participation.history import History
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import is_simulation, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
-from fedcgd_flower.keeper_suspects import NodeSuspects
-from fedcgd_flower.user_directory import NodeIds, UserDirectory, balance_users, nodes_of_all
+from fedcgd_flower.keepers.openings import NodeSuspects
+from fedcgd_flower.users import NodeIds, UserDirectory, balance_users, nodes_of_all
 
 EXPECTED_USERS = "expected_users"
 """The argument's name: the number of users to begin with was given."""
