@@ -89,7 +89,7 @@ class Coin(Release):
             low, high = sorted((-1 if adding else 1) * _log_mean(self.rate, end) for end in ends)
             multiples = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
             epsilons = np.asarray(multiples * step, dtype=np.float64)
-            found.append(GridLoss.of_deltas(multiples, coin_delta(epsilons, mu, self.rate, adding), step))
+            found.append(GridLoss.from_deltas(multiples, coin_delta(epsilons, mu, self.rate, adding), step))
         return found[0], found[1]
 
 
@@ -156,7 +156,7 @@ class Profile(Release):
             while len(corners) > 1 and _is_above(corners[-2], corners[-1], i, gammas, values):
                 corners.pop()
             corners.append(i)
-        loss = GridLoss.of_deltas(multiples[corners], values[corners], step)
+        loss = GridLoss.from_deltas(multiples[corners], values[corners], step)
         return loss, loss
 
 

@@ -58,7 +58,7 @@ class Parameter:
     symbol: str
     meaning: str
     type: type[int] | type[float]
-    of: Callable[[Any], float]
+    read: Callable[[Any], float]
     """The number of a mechanism that is made already."""
     least: Callable[[Sequence[float]], float] | None = None
     """Of a number below 1 that may be left open, to be searched for a run: the least value that is tried, given all numbers in
@@ -117,7 +117,7 @@ class Row:
     def numbers(self, mechanism: Mechanism) -> tuple[float, ...]:
         """The numbers of a `mechanism` of this row, with unit columns or without, in the order of its spelling."""
         plain = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
-        return tuple(parameter.of(plain) for parameter in self.parameters)
+        return tuple(parameter.read(plain) for parameter in self.parameters)
 
 
 TABLE: dict[str, Row] = {

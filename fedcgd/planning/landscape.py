@@ -95,7 +95,7 @@ class Landscape:
         )
 
     @staticmethod
-    def of(spectrum: Spectrum) -> "Landscape":
+    def from_spectrum(spectrum: Spectrum) -> "Landscape":
         """That of a model whose spectrum was measured on public data, with the clip norm as the unit of its gradients."""
         values, counts = spectrum.arrays()
         rank = np.cumsum(counts) - (counts - 1) / 2

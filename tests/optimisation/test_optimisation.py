@@ -216,7 +216,7 @@ def test_workloads_are_what_is_optimised_for() -> None:
 
 FEW = Participation(rounds=23, min_separation=5)
 TWICE = Participation(rounds=23, min_separation=5, max_participations=2)
-QUADRATIC = Quadratic(Spectrum.of(np.geomspace(1, 1e-3, 30)), 0.5)
+QUADRATIC = Quadratic(Spectrum.from_eigenvalues(np.geomspace(1, 1e-3, 30)), 0.5)
 LINEAR = Workload(momentum=0.5, learning_rates=tuple(np.linspace(1, 0.1, 23)))
 
 
@@ -395,7 +395,7 @@ VALUES = {BUFFERS: 2, BANDS: 3}  # any other number is 0.5
 def test_every_mechanism_can_be_made_described_and_normalised_where_it_makes_sense(row: Row) -> None:
     many = Participation(rounds=16, min_separation=4)
     spelling = MechanismSpec(row, tuple(VALUES.get(parameter, 0.5) for parameter in row.parameters))
-    curvature = Quadratic(Spectrum.of([1.0, 0.1]), 0.5) if row.name == "noise-curve" else None
+    curvature = Quadratic(Spectrum.from_eigenvalues([1.0, 0.1]), 0.5) if row.name == "noise-curve" else None
     made = catalogue.mechanism(spelling, many, curvature=curvature)
     assert made.name == row.name
     assert isinstance(made, row.cls)

@@ -48,7 +48,7 @@ class BMinSepLikelihood:
     """About the distance of the two bounds on log S."""
 
     @staticmethod
-    def of(columns: Columns, law: Coins, sigma: float) -> "BMinSepLikelihood":
+    def from_columns(columns: Columns, law: Coins, sigma: float) -> "BMinSepLikelihood":
         """Of `columns` with noise `sigma`."""
         plain = BMinSepLikelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
         return _with_grid(plain, columns, sigma) if columns.amplitude else plain

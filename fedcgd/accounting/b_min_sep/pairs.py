@@ -36,7 +36,7 @@ class States:
     ratio: float
 
     @staticmethod
-    def of(columns: Columns, law: Coins) -> "States":
+    def from_columns(columns: Columns, law: Coins) -> "States":
         """Those that can be told apart in tables of a size that memory holds. Raises ValueError if not even the ages can."""
         n, b = law.rounds, law.separation
         if n * b > _ENTRIES:
@@ -122,9 +122,9 @@ class PairChain:
     """log E exp(θ·K̃). Infinite if it overflows."""
 
     @staticmethod
-    def of(columns: Columns, law: Coins, scale: float) -> "PairChain":
+    def from_columns(columns: Columns, law: Coins, scale: float) -> "PairChain":
         """For θ/σ² = `scale`. Raises ValueError if its tables would be too large."""
-        states = States.of(columns, law)
+        states = States.from_columns(columns, law)
         overlaps, together = states.overlaps(columns) * scale, columns.squares * scale
         start = np.zeros(len(states.ages))
         start[: law.separation][::-1] = (
@@ -138,7 +138,7 @@ class PairChain:
             waiting, after, both = _backwards(gained, gained_together, law, states)
             used = np.flatnonzero(start)
             total = float(
-                start[used] @ _Meeting.of(used[:, None], used[None, :], states).value(waiting, 0) @ start[used]
+                start[used] @ _Meeting.from_states(used[:, None], used[None, :], states).value(waiting, 0) @ start[used]
             )
         log_total = math.log(total) if 0 < total < math.inf else math.inf
         own = law.rounds, law.separation, states.limit, law.rate, states.ages, states.free_index, states.taken
@@ -154,7 +154,7 @@ class PairChain:
 
     def _drawn_start(self, generator: np.random.Generator, count: int) -> tuple[Indices, Indices]:
         used = np.flatnonzero(self.start)
-        value = _Meeting.of(used[:, None], used[None, :], self.states).value(self.tables.waiting, 0)
+        value = _Meeting.from_states(used[:, None], used[None, :], self.states).value(self.tables.waiting, 0)
         cumulative = np.cumsum((value * self.start[used][:, None] * self.start[used]).ravel())
         drawn = np.searchsorted(cumulative, generator.random(count) * cumulative[-1], side="right")
         drawn = np.minimum(drawn, len(cumulative) - 1)
@@ -170,7 +170,7 @@ class _Meeting:
     free: Indices
 
     @staticmethod
-    def of(one: Indices, two: Indices, states: States) -> "_Meeting":
+    def from_states(one: Indices, two: Indices, states: States) -> "_Meeting":
         wait = np.maximum(0, states.separation - np.maximum(states.ages[one], states.ages[two]))
         one, two = (passed(state, wait, states.ages, states.limit) for state in (one, two))
         swap = states.free_index[two] < 0
@@ -188,8 +188,8 @@ def _backwards(gained: Matrix, together: Vector, law: Coins, states: States) -> 
     free = np.flatnonzero(states.ages >= states.separation)
     later_free = states.free_index[later[free]]
     fresh = np.arange(levels) * states.limit
-    one_took = _Meeting.of(fresh[:, None], later[None, :], states)
-    both_took = _Meeting.of(fresh[:, None], fresh[None, :], states)
+    one_took = _Meeting.from_states(fresh[:, None], later[None, :], states)
+    both_took = _Meeting.from_states(fresh[:, None], fresh[None, :], states)
     waiting = np.ones((n + 1, len(every), len(free)))
     after, both = np.ones((n, levels, len(every))), np.ones((n, levels, levels))
     is_free = np.zeros(len(every), dtype=bool)

@@ -30,9 +30,9 @@ class EpochPairs:
     """log E exp(θ·K). Infinite if it overflows."""
 
     @staticmethod
-    def of(columns: Columns, epochs: Epochs, scale: float) -> "EpochPairs":
+    def from_columns(columns: Columns, epochs: Epochs, scale: float) -> "EpochPairs":
         """For θ/σ² = `scale`. Raises ValueError if its tables would be too large."""
-        overlaps = Overlaps.of(columns, epochs)
+        overlaps = Overlaps.from_columns(columns, epochs)
         entries = epochs.number * epochs.length * overlaps.bands**2
         if entries > _ENTRIES:
             raise ValueError(
@@ -43,7 +43,7 @@ class EpochPairs:
         tables = []
         with np.errstate(over="ignore", invalid="ignore"):
             for epoch in range(epochs.number - 1, -1, -1):
-                tables.append(_Epoch.of(overlaps, epoch, scale, later))
+                tables.append(_Epoch.from_overlaps(overlaps, epoch, scale, later))
                 later = tables[-1].total
         total = float(later[0, 0])
         log_total = math.log(total) if 0 < total < math.inf else math.inf
@@ -84,7 +84,7 @@ class _Epoch:
     """Cumulative, as if none were near; by the first's states before and after, and the second's round."""
 
     @staticmethod
-    def of(overlaps: Overlaps, epoch: int, scale: float, later: Matrix) -> "_Epoch":
+    def from_overlaps(overlaps: Overlaps, epoch: int, scale: float, later: Matrix) -> "_Epoch":
         p, b, states = overlaps.bands, overlaps.epochs.length, overlaps.states
         earlier = np.zeros((p, b))
         earlier[:, : p - 1] = scale * overlaps.before[epoch]

@@ -62,7 +62,7 @@ class AddDirection:
     """Whether that is a bound without any draws."""
 
     @staticmethod
-    def of(pilot: LogRatios, epsilon: float, count: int, failure: float, most: float = 1.0) -> "AddDirection":
+    def from_pilot(pilot: LogRatios, epsilon: float, count: int, failure: float, most: float = 1.0) -> "AddDirection":
         """As few draws suggest; `most` is a bound that needs none."""
         values = _values(pilot.lower, epsilon)
         mean, variance = float(values.mean()), float(values.var())

@@ -190,7 +190,7 @@ class BandedColumns(Columns):
     """Shape (n, p), p ≤ b; 0 where j + l ≥ n."""
 
     @staticmethod
-    def of(band: Matrix) -> "BandedColumns":
+    def from_band(band: Matrix) -> "BandedColumns":
         """C with these bands."""
         return BandedColumns(band.max(axis=0), 0.0, 0.0, np.ones(len(band)), True, band)
 
@@ -258,7 +258,7 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
         exact = True
     elif bandwidth(mechanism, rounds) <= separation:
         band = non_negative(_band(mechanism, rounds, released), mechanism.name, _SAMPLING)
-        return BandedColumns.of(band)
+        return BandedColumns.from_band(band)
     else:
         column, exact = _largest_column(mechanism, rounds, released), False
     column = non_negative(column, mechanism.name, _SAMPLING)

@@ -46,7 +46,7 @@ class RemoveSampler:
     """About the part of tuples that are."""
 
     @staticmethod
-    def of(
+    def from_law(
         columns: Columns, law: Law, likelihood: Likelihood, sigma: float, epsilon: float, near: int = 2
     ) -> "RemoveSampler | None":
         """With the r that needs the fewest draws, about, sought from `near`; None if the noise is so small that all overflow."""

@@ -1,9 +1,8 @@
 """σ, ε and δ under secret rounds: a few draws propose an answer, and fresh ones confirm it, or it is raised.
 
 All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is part
-of δ: what is confirmed is δ − β. Of an ε the same draws confirm less and less, down a ladder that was fixed before them, until a
-rung fails (`Ladder`). The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for
-Balls-in-Bins.
+of δ: what is confirmed is δ − β. Of an ε the same draws test smaller and smaller values, in an order that was fixed before them,
+until one fails (`SequentialTest`). The seed is a hash of the problem: columns, law, and two of ε, σ and δ.
 """
 
 import hashlib
@@ -48,8 +47,8 @@ _CARE = 1.3  # times the slope that few draws show
 _MARGIN = 0.01  # of log δ, that the last step stays below its goal
 _FLATTEST, _STEEPEST = 2.0, 40.0  # −log δ over log σ or log ε, about
 _APART = 0.08  # of log σ or log ε: nearer to each other, two points with few draws show no slope
-_RUNGS, _RUNG = 45, 0.002  # of a ladder, and from one to the next in log ε
-_ABOVE = 0.35  # the part of a ladder that is above the ε that few draws propose
+_RUNGS, _RUNG = 45, 0.002  # of a sequence, and from one to the next in log ε
+_ABOVE = 0.35  # the part of a sequence that is above the ε that few draws propose
 _TRIED_RUNGS = 4 * _PILOT_REMOVE  # draws that tell how to bet on each rung
 
 
@@ -59,15 +58,15 @@ def failure_probability(delta: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class Problem:
     """What is released, and who takes part."""
 
     columns: Columns
     law: Law
 
-    def at(self, sigma: float, epsilon: float, patience: float = 1.0) -> "Point":
+    def at(self, sigma: float, epsilon: float, patience: float = 1.0) -> "Candidate":
         """The two directions there."""
-        return Point(self, sigma, epsilon, patience)
+        return Candidate(self, sigma, epsilon, patience)
 
     def seed(self, asked: str, *numbers: float) -> int:
         """256 bits that follow from the question; of the columns six digits count, since processors may differ below."""
@@ -77,10 +76,10 @@ class Question:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class Candidate:
     """One (σ, ε)."""
 
-    question: Question
+    problem: Problem
     sigma: float
     epsilon: float
     patience: float = 1.0
@@ -89,31 +88,33 @@ class Point:
     @cached_property
     def likelihood(self) -> Likelihood:
         """S for this σ."""
-        return self.question.law.likelihood(self.question.columns, self.sigma)
+        return self.problem.law.likelihood(self.problem.columns, self.sigma)
 
-    def pilot(self, seed: int, failure: float, last: "Pilot | None" = None, *, times: float = 1) -> "Pilot | None":
+    def pilot(
+        self, seed: int, failure: float, last: "PilotEstimate | None" = None, *, times: float = 1
+    ) -> "PilotEstimate | None":
         """What few draws, or `times` as many, say; None if numbers overflow (too little noise) or bounds on S say nothing.
 
         `last`: of a point near this one.
         """
         if self.likelihood.gap > _LARGEST_GAP:
             return None
-        columns, law = self.question.columns, self.question.law
+        columns, law = self.problem.columns, self.problem.law
         near = {} if last is None else {"near": last.sampler.tuples.order}
-        sampler = RemoveSampler.of(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
+        sampler = RemoveSampler.from_law(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
         if sampler is None:
             return None
         values, shares = sampler.draw(int(times * _PILOT_REMOVE), (seed, 0))
         adding = min(times, 2) * _PILOT_ADD  # its probabilities scatter less
         ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(adding), (seed, 1))
-        return Pilot(self, sampler, values, shares, ratios, failure)
+        return PilotEstimate(self, sampler, values, shares, ratios, failure)
 
 
 @dataclass(frozen=True, eq=False)
-class Pilot:
+class PilotEstimate:
     """Few draws at one (σ, ε), and how many more a confirmation will take. `failure`: of a confirmation of both directions."""
 
-    point: Point
+    candidate: Candidate
     sampler: RemoveSampler
     values: Vector
     shares: Vector
@@ -123,12 +124,12 @@ class Pilot:
     @cached_property
     def count(self) -> int:
         """Draws of removing that are enough."""
-        cost = self.point.question.law.rounds * self.point.likelihood.cost * self.sampler.cost
-        most = int(min(_MOST, max(_FEWEST, self.point.patience * _REMOVING / cost)))
+        cost = self.candidate.problem.law.rounds * self.candidate.likelihood.cost * self.sampler.cost
+        most = int(min(_MOST, max(_FEWEST, self.candidate.patience * _REMOVING / cost)))
         count = _FEWEST
         while count < most:
             precision = _PRECISE if count * cost < _CHEAP else _PRECISION
-            if self._remove(count) <= (1 + precision / self.point.patience) * self._remove_mean:
+            if self._remove(count) <= (1 + precision / self.candidate.patience) * self._remove_mean:
                 break
             count += count // 3
         return min(count, most)
@@ -137,18 +138,18 @@ class Pilot:
     def adding(self) -> tuple[AddDirection, int]:
         """How adding will be confirmed, with so many draws that it does not rule, if that many can be had."""
         for count in _ADDED:
-            found = self.direction(self.point.epsilon, count)
+            found = self.direction(self.candidate.epsilon, count)
             if found.expected < 0.9 * self._remove_mean or 2 * count > self._most_adding:
                 break
         return found, count
 
     def direction(self, epsilon: float, count: int) -> AddDirection:
         """How adding will be confirmed at this ε, with so many draws."""
-        point = self.point
-        most = point.question.law.adding(point.question.columns, point.sigma, epsilon)
-        return AddDirection.of(self.ratios, epsilon, count, self.failure / 2, most)
+        candidate = self.candidate
+        most = candidate.problem.law.adding(candidate.problem.columns, candidate.sigma, epsilon)
+        return AddDirection.from_pilot(self.ratios, epsilon, count, self.failure / 2, most)
 
-    def with_a_surer_line(self, seed: int) -> "Pilot":
+    def with_a_surer_line(self, seed: int) -> "PilotEstimate":
         """The same, with more draws that say along which line adding will be confirmed, and by how many, if it may rule.
 
         Of a dozen lines few draws choose one that looks better than it is: by as much as half of δ, which is 3 % of ε.
@@ -160,8 +161,8 @@ class Pilot:
             or self.adding[0].expected < _FAR_BELOW * self._remove_mean
         ):
             return self
-        point = self.point
-        ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, (seed, 1))
+        candidate = self.candidate
+        ratios = draw_log_ratios(candidate.problem.columns, candidate.likelihood, candidate.sigma, count, (seed, 1))
         return replace(self, ratios=ratios)
 
     @property
@@ -182,19 +183,19 @@ class Pilot:
         """
         removing = self.scatter * math.sqrt(1 + len(self.values) / self.count)
         direction, _ = self.adding
-        below = direction.line[0] if direction.line else -self.point.epsilon
+        below = direction.line[0] if direction.line else -self.candidate.epsilon
         adding = 0.4 / math.sqrt(max(1, int((self.ratios.lower <= below).sum())))
         return max(self._remove(self.count) * math.exp(removing), direction.expected * math.exp(adding))
 
     def confirm(self, goal: float, seed: int, attempt: int) -> float:
         """An upper bound on δ, wrong with probability at most `failure`. `goal`: above it the rest is not drawn."""
-        ladder = Ladder(self, np.array([self.point.epsilon]), self.values[None], self.shares)
-        return ladder.confirm(goal, seed, attempt)[1]
+        sequence = SequentialTest(self, np.array([self.candidate.epsilon]), self.values[None], self.shares)
+        return sequence.confirm(goal, seed, attempt)[1]
 
     @property
     def _most_adding(self) -> float:
         """Draws of adding that a confirmation takes at most, about."""
-        return self.point.patience * _ADDING / (self.point.question.law.rounds * self.point.likelihood.cost)
+        return self.candidate.patience * _ADDING / (self.candidate.problem.law.rounds * self.candidate.likelihood.cost)
 
     @property
     def _remove_mean(self) -> float:
@@ -210,7 +211,7 @@ class Pilot:
 
 
 @dataclass(frozen=True, eq=False)
-class Ladder:
+class SequentialTest:
     """Values of ε around one that few draws propose, from the largest to the smallest, and how each will be confirmed.
 
     Rungs and lines follow from the few draws alone; those that confirm are independent of them. The rungs are tested in this
@@ -219,21 +220,21 @@ class Ladder:
     too, however many rungs there are (tests in a fixed sequence).
     """
 
-    pilot: Pilot
+    pilot: PilotEstimate
     rungs: Vector
     values: Matrix
     """Of a few draws, by rung."""
     shares: Vector
 
     @staticmethod
-    def of(pilot: Pilot, seed: int) -> "Ladder":
+    def from_pilot(pilot: PilotEstimate, seed: int) -> "SequentialTest":
         """Around the ε of `pilot`."""
-        rungs = _as_asked(pilot.point.epsilon * np.exp(_RUNG * (_RUNGS * _ABOVE - np.arange(_RUNGS))))
+        rungs = _as_asked(pilot.candidate.epsilon * np.exp(_RUNG * (_RUNGS * _ABOVE - np.arange(_RUNGS))))
         values, shares = pilot.sampler.draw_at(rungs, _TRIED_RUNGS, (seed, 0))
-        return Ladder(pilot, rungs, values, shares)
+        return SequentialTest(pilot, rungs, values, shares)
 
     def confirm(self, goal: float, seed: int, attempt: int) -> tuple[float | None, float]:
-        """The least rung that is confirmed, None if the first is not; and the bound on δ where the ladder ended."""
+        """The least rung that is confirmed, None if the first is not; and the bound on δ where the sequence ended."""
         pilot, failure = self.pilot, self.pilot.failure / 4
         values, shares = pilot.sampler.draw_at(self.rungs, pilot.count, (seed, 2 + 2 * attempt))
         share = _bound(shares, self.shares, failure)
@@ -246,12 +247,12 @@ class Ladder:
             removing.append(found)
         if not removing:
             return None, found
-        point, count = pilot.point, pilot.adding[1]
+        candidate, count = pilot.candidate, pilot.adding[1]
         adding = [pilot.direction(rung, count) for rung in self.rungs.tolist()[: len(removing)]]
         ratios = pilot.ratios
         if not all(direction.proven for direction in adding):
             own = seed, 3 + 2 * attempt
-            ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, own)
+            ratios = draw_log_ratios(candidate.problem.columns, candidate.likelihood, candidate.sigma, count, own)
         least = None
         for rung, removed, direction in zip(self.rungs.tolist(), removing, adding, strict=False):
             found = max(removed, direction.confirm(ratios))
@@ -272,15 +273,15 @@ def _bound(draws: Vector, pilot: Vector, failure: float) -> float:
     return upper_bound(draws, 1.0, stake(float(pilot.var()) + 1e-12, 1.0, len(draws), failure), failure)
 
 
-def calibrate(question: Question, most: Bound, *, epsilon: float, delta: float, progress: Progress) -> Bound:
+def calibrate(problem: Problem, most: Bound, *, epsilon: float, delta: float, progress: Progress) -> Bound:
     """A noise multiplier σ for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
     highest = most.value
-    seed = question.seed("sigma", epsilon, delta)
+    seed = problem.seed("sigma", epsilon, delta)
     failure = failure_probability(delta)
     goal = delta - failure
 
-    def at(sigma: float) -> Point:
-        return question.at(sigma, epsilon)
+    def at(sigma: float) -> Candidate:
+        return problem.at(sigma, epsilon)
 
     x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
     if pilot is not None and x < highest:
@@ -298,60 +299,60 @@ def calibrate(question: Question, most: Bound, *, epsilon: float, delta: float, 
         progress(_confirming(x))
         found = pilot.confirm(goal, seed, attempt)
         if found <= goal:
-            return Bound(x, question.law.method, failure_probability=failure)
+            return Bound(x, problem.law.method, failure_probability=failure)
         x *= max(_RAISE, math.exp(math.log(found / goal) / slope) * 1.0005)
         pilot = at(x).pilot(seed, failure / _TRIES, pilot)
     return most
 
 
-def propose(question: Question, highest: float, *, epsilon: float, delta: float) -> float:
+def propose(problem: Problem, highest: float, *, epsilon: float, delta: float) -> float:
     """About the σ that `calibrate` returns, unconfirmed; by the same random numbers for every question."""
     failure = failure_probability(delta)
 
-    def at(sigma: float) -> Point:
-        return question.at(sigma, epsilon)
+    def at(sigma: float) -> Candidate:
+        return problem.at(sigma, epsilon)
 
     return _proposed(at, highest, delta - failure, 0, failure / _TRIES, silent)[0]
 
 
-def epsilon(question: Question, most: Bound, *, sigma: float, delta: float, progress: Progress) -> Bound:
+def epsilon(problem: Problem, most: Bound, *, sigma: float, delta: float, progress: Progress) -> Bound:
     """An ε for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
     highest = most.value
     if highest <= LEAST_EPSILON:
         return most
-    seed = question.seed("epsilon", sigma, delta)
+    seed = problem.seed("epsilon", sigma, delta)
     failure = failure_probability(delta)
     goal = delta - failure
 
-    def at(value: float) -> Point:
-        return question.at(sigma, value, _PATIENCE)
+    def at(value: float) -> Candidate:
+        return problem.at(sigma, value, _PATIENCE)
 
     x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
     for attempt in range(_TRIES):
         if x >= highest or pilot is None:
             break
         progress(_confirming(x))
-        found, delta_there = Ladder.of(pilot.with_a_surer_line(seed), seed).confirm(goal, seed, attempt)
+        found, delta_there = SequentialTest.from_pilot(pilot.with_a_surer_line(seed), seed).confirm(goal, seed, attempt)
         if found is not None:
-            return Bound(found, question.law.method, failure_probability=failure) if found < highest else most
+            return Bound(found, problem.law.method, failure_probability=failure) if found < highest else most
         x *= math.exp(_RUNG * _RUNGS * _ABOVE + max(0.0, math.log(delta_there / goal)) / slope)
         pilot = at(x).pilot(seed, failure / _TRIES, pilot)
     return most
 
 
-def delta(question: Question, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
+def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
     """A δ for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
     if most.value <= LEAST_DELTA:
         return most
-    seed = question.seed("delta", sigma, epsilon)
-    first = question.at(sigma, epsilon, _PATIENCE).pilot(seed, 1e-12)
+    seed = problem.seed("delta", sigma, epsilon)
+    first = problem.at(sigma, epsilon, _PATIENCE).pilot(seed, 1e-12)
     if first is None:
         return most
     failure = failure_probability(max(first.mean, LEAST_DELTA))
-    pilot = Pilot(first.point, first.sampler, first.values, first.shares, first.ratios, failure)
+    pilot = PilotEstimate(first.candidate, first.sampler, first.values, first.shares, first.ratios, failure)
     progress(f"δ about {first.mean:.3g}: to be confirmed")
     found = pilot.confirm(math.inf, seed, 0) + failure
-    return Bound(found, question.law.method, failure_probability=failure) if found < most.value else most
+    return Bound(found, problem.law.method, failure_probability=failure) if found < most.value else most
 
 
 def _confirming(x: float) -> str:
@@ -359,18 +360,18 @@ def _confirming(x: float) -> str:
 
 
 def _proposed(
-    at: Callable[[float], Point], highest: float, goal: float, seed: int, failure: float, progress: Progress
-) -> tuple[float, "Pilot | None", float]:
+    at: Callable[[float], Candidate], highest: float, goal: float, seed: int, failure: float, progress: Progress
+) -> tuple[float, "PilotEstimate | None", float]:
     """About the least x whose confirmation is likely, its pilot, and −log δ over log x there.
 
     Where δ as it is likely to be confirmed jumps, as it does where another r is chosen, what is just enough for the goal may
     not be near it.
     """
     low, high = -math.inf, math.log(highest)  # log x that is too small, and enough
-    enough: tuple[float, Pilot | None] = highest, None
+    enough: tuple[float, PilotEstimate | None] = highest, None
     position, slope, far = high - 0.25, 12.0, True
     seen: list[tuple[float, float]] = []
-    pilot: Pilot | None = None
+    pilot: PilotEstimate | None = None
     for number in range(1, _STEPS + 1):
         x = math.exp(position)
         if x < LEAST_EPSILON:
