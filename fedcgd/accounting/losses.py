@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq, minimize_scalar
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms.mechanism import Vector
+
+_OUTSIDE, _LONGEST = EFFORT.ratios.outside, EFFORT.memory.matrix
 
 _UNIT = 2.0**-53
 _STAGE = (
     16 * _UNIT
 )  # an entry of a transform errs by less for each doubling of its length, in units of the sum of all entries
 _ONE_RELEASE = 1e-9  # relative: δ of a release, from which its masses follow, is right to a tenth of it
-_OUTSIDE = 1e-13  # of the tilted losses, that may lie above the window; what lies below wraps around and only adds
-_LONGEST = 2**24  # points of a transform: 0.5 GB; beyond, Chernoff's bound has to do
 _TILTS = math.log(1e-6), math.log(1e7)
 _LEAST_LOG = -690.0  # of a δ: a double holds no less
 

@@ -1,6 +1,7 @@
 """Random b-min-separation against enumeration, quadrature, an independent Monte Carlo, and the exact Poisson accountant."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -544,7 +545,7 @@ def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.M
     accepted = float(tuples.draw(np.random.default_rng(0), 4000)[1].mean())
     sampler = RemoveSampler(columns, likelihood, tuples, 1.5, 1.0, accepted)
     at_once = sampler.draw(20_000, (1, 0))
-    monkeypatch.setattr(remove, "_TUPLES", 12 * 4 * 50)
+    monkeypatch.setattr(remove, "_MEMORY", replace(remove._MEMORY, tuples=12 * 4 * 50))
     some = sampler.draw(20_000, (1, 0))
     assert len(some[1]) == len(at_once[1])
     assert len(some[0]) == pytest.approx(len(at_once[0]), rel=0.05)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -165,7 +166,7 @@ def test_moments_of_order_two_and_three_are_found_and_higher_ones_bounded(monkey
         if orders[best] <= 3:
             assert found == pytest.approx(min(values), abs=1e-12)
             with monkeypatch.context() as few:
-                few.setattr(remove, "_MOST_TRIPLES", 4)
+                few.setattr(remove, "BINS", replace(remove.BINS, triples=4))
                 assert remove_bound(gram, epsilon) >= found
                 if orders[best] == 3:
                     assert remove_bound(gram, epsilon) > found + 0.01

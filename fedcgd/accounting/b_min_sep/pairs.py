@@ -16,13 +16,12 @@ import numpy as np
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, in_numpy, passed
 from fedcgd.accounting.b_min_sep.recursion import Indices
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_ENTRIES = 2**25  # of a table: 0.25 GiB
-_FADED = 0.02  # part of a round that is too little to follow
-_LEVEL = 0.45  # from one level to the next
+_CHAINS = EFFORT.chains
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,25 +38,27 @@ class States:
     def from_columns(columns: Columns, law: Coins) -> "States":
         """Those that can be told apart in tables of a size that memory holds. Raises ValueError if not even the ages can."""
         n, b = law.rounds, law.separation
-        if n * b > _ENTRIES:
+        if n * b > EFFORT.memory.table:
             raise ValueError(
                 f"{n} rounds, {b} apart, need tables of {n * b:.2g} numbers; the accounting of random participation "
-                f"takes at most {_ENTRIES:.2g}: use fewer rounds or a smaller min_separation"
+                f"takes at most {EFFORT.memory.table:.2g}: use fewer rounds or a smaller min_separation"
             )
         if not columns.amplitude:
             return States(b, b, np.zeros(1), 0.0)
         power = columns.ratio**b
         top = power / (1 - power)
-        limit = max(b, math.ceil(math.log(_FADED) / math.log(columns.ratio)))
-        count = 1 + max(0, math.ceil(math.log(_FADED / top) / math.log(_LEVEL))) if top > _FADED else 1
-        while n * count**2 * limit * (limit - b + 1) > _ENTRIES and (limit > b or count > 1):
+        limit = max(b, math.ceil(math.log(_CHAINS.faded) / math.log(columns.ratio)))
+        count = (
+            1 + max(0, math.ceil(math.log(_CHAINS.faded / top) / math.log(_CHAINS.level))) if top > _CHAINS.faded else 1
+        )
+        while n * count**2 * limit * (limit - b + 1) > EFFORT.memory.table and (limit > b or count > 1):
             if count > 2 and (limit - b) < 4 * count:
                 count -= 1
             elif limit > b:
                 limit -= max(1, (limit - b) // 6)
             else:
                 count -= 1
-        return States(limit, b, np.asarray(top * _LEVEL ** np.arange(count - 1, -1, -1.0)), columns.ratio)
+        return States(limit, b, np.asarray(top * _CHAINS.level ** np.arange(count - 1, -1, -1.0)), columns.ratio)
 
     @cached_property
     def ages(self) -> Indices:

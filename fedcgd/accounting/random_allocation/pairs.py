@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_allocation.epochs import Epochs, Indices, Overlaps
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-
-_ENTRIES = 2**25  # of a table: 0.25 GiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +33,10 @@ class EpochPairs:
         """For θ/σ² = `scale`. Raises ValueError if its tables would be too large."""
         overlaps = Overlaps.from_columns(columns, epochs)
         entries = epochs.number * epochs.length * overlaps.bands**2
-        if entries > _ENTRIES:
+        if entries > EFFORT.memory.table:
             raise ValueError(
                 f"{epochs.rounds} rounds and {overlaps.bands} bands need tables of {entries:.2g} numbers; the accounting of "
-                f"random allocation takes at most {_ENTRIES:.2g}: use fewer rounds or bands"
+                f"random allocation takes at most {EFFORT.memory.table:.2g}: use fewer rounds or bands"
             )
         later = np.ones((overlaps.bands, overlaps.bands))  # the weight of what is left, by the two states
         tables = []
