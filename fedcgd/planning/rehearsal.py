@@ -20,13 +20,11 @@ from numpy.typing import NDArray
 from fedcgd.mechanisms.streaming import State, correlate
 from fedcgd.planning.planner import PlannedRecipe, Progress, shortlist
 from fedcgd.planning.problem import PlanningProblem
+from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import outcome_at
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
-
-RATES = tuple(3.0 ** (power / 2) for power in (-2, -1, 0, 1, 2))
-"""Parts of the planned learning rate that are tried."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,9 @@ def rehearse(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     planned = shortlist(problem, recipes, progress=progress)
-    candidates = [_at(one, part * one.outcome.learning_rate, problem) for one in planned for part in RATES]
+    candidates = [
+        _at(one, part * one.outcome.learning_rate, problem) for one in planned for part in RULES.rates.rehearsed
+    ]
     levels = list(_levels(len(candidates), repeats))
     work = round(4 * sum(left * share * len(seeds) for left, share, seeds in levels))
     alive, found = list(range(len(candidates))), dict[int, list[float]]()
@@ -166,7 +166,7 @@ def rehearse(
             alive.sort(key=latest.__getitem__, reverse=True)
     best: dict[int, RehearsedRecipe] = {}
     for i in sorted(found, key=lambda i: (len(found[i]), latest[i]), reverse=True):
-        best.setdefault(i // len(RATES), _rehearsed(candidates[i], found[i]))
+        best.setdefault(i // len(RULES.rates.rehearsed), _rehearsed(candidates[i], found[i]))
     if not math.isfinite(next(iter(best.values())).score):
         raise ValueError("no rehearsal ended with a finite score: train must return a number, more of which is better")
     return list(best.values())

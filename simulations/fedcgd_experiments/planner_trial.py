@@ -39,6 +39,7 @@ from fedcgd.planning.problem import PlanningProblem, SecretSampling
 from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rehearsal import RehearsedRecipe, rehearse
+from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
 from fedcgd_experiments.central import CentralTrainer
@@ -508,7 +509,7 @@ def curve_command(out: Out, cohort: int = 60, turns: int = 10) -> None:
         for label, (sampling, steps) in baselines.items():
             runs = [
                 (recipe, part * scale / unit_progress(recipe))
-                for schedule, momentum in planner.WAYS
+                for schedule, momentum in RULES.tried.ways
                 for recipe in [Recipe(mechanism="dp-sgd", sampling=sampling, users=users, steps=steps, turns=turns,
                                       schedule=schedule, momentum=momentum)]
                 for part in (1 / 16, 1 / 8, *PROGRESS)

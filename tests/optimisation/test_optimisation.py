@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def test_blt_of_a_long_run_starts_from_a_short_one_and_is_as_good(separation: in
     """From 10,000 rounds on; here from 1000."""
     run = Participation(rounds=3000, min_separation=separation)
     searched = rmse(blt(3, run), run)
-    monkeypatch.setattr(toeplitz_module, "_LONG", 1000)
+    monkeypatch.setattr(toeplitz_module, "EFFORT", replace(toeplitz_module.EFFORT, shortened=1000))
     lengths = []
     find = toeplitz_module._least_blt
     monkeypatch.setattr(

@@ -34,8 +34,9 @@ from fedcgd.planning import (
     verdict,
     with_more_turns,
 )
-from fedcgd.planning.landscape import DECAY, DEEP, DIRECTIONS, LARGEST, Landscape
-from fedcgd.planning.planner import LEVEL, PlannedRecipe, _preferred, _sampled_names, _steps
+from fedcgd.planning.landscape import Landscape
+from fedcgd.planning.planner import PlannedRecipe, _preferred, _sampled_names, _steps
+from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import Outcome, expected_outcome, outcome_at, unit_progress
 from fedcgd.quadratic import Spectrum
 from fedcgd_flower import scheduled
@@ -168,14 +169,14 @@ def test_more_turns_never_end_with_more_loss(model: LinearModel | None) -> None:
     least: dict[str, float] = {}
     for turns in (1, 2, 3, 4, 5, 8):
         for one in plan_recipes(PlanningProblem(users=45_000, epsilon=3.0, delta=1e-5, turns=turns, model=model)):
-            assert one.outcome.loss <= (1 + LEVEL) * least.get(one.kind, math.inf)
+            assert one.outcome.loss <= (1 + RULES.ranking.level) * least.get(one.kind, math.inf)
             least[one.kind] = min(one.outcome.loss, least.get(one.kind, math.inf))
 
 
 def test_the_typical_landscape_has_all_its_directions() -> None:
     typical = Landscape.typical()
-    assert typical.counts.sum() == DIRECTIONS
-    plain = LARGEST * np.arange(1.0, 601) ** -DECAY
+    assert typical.counts.sum() == 600
+    plain = 0.6 * np.arange(1.0, 601) ** -2.25
     assert float(typical.counts @ typical.eigenvalues) == pytest.approx(plain.sum(), rel=0.01)
     assert typical.eigenvalues[:7] == pytest.approx(plain[:7])
 
@@ -543,9 +544,7 @@ def test_a_deep_network_ends_as_well_at_smaller_rates() -> None:
     assert deep == deeper
     for one, other in zip(shallow, deep, strict=True):
         assert one.recipe == other.recipe
-        assert one.outcome.learning_rate == pytest.approx(
-            DEEP * other.outcome.learning_rate, rel=0.2
-        )  # on a grid of √2
+        assert one.outcome.learning_rate == pytest.approx(2.0 * other.outcome.learning_rate, rel=0.2)  # on a grid of √2
         assert one.outcome.loss == pytest.approx(other.outcome.loss, rel=0.02)
 
 

@@ -19,9 +19,10 @@ from fedcgd.planning import ArrayProxy, PlanningProblem, Recipe, Rehearsal, Rehe
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.planner import PlannedRecipe, shortlist
 from fedcgd.planning.proxy import _clipped_mean
-from fedcgd.planning.rehearsal import RATES, _identity, _levels
+from fedcgd.planning.rehearsal import _identity, _levels
 from fedcgd.planning.theory import outcome_at
 
+RATES = (1 / 3, 3**-0.5, 1.0, 3**0.5, 3.0)
 PROBLEM = PlanningProblem(users=600, epsilon=1.0, delta=1e-5, turns=2, max_rounds=10)
 RECIPE = Recipe(
     mechanism="lambda-cgd:0.8", sampling="none", users=600, steps=5, turns=4, schedule="linear", momentum=0.9
