@@ -20,6 +20,7 @@ from fedcgd.support import cache
 
 Found = TypeVar("Found")
 
+LONG = EFFORT.answers.kept_after
 _CODE = ("accounting", "mechanisms", "participation")  # packages that an answer follows from
 
 
@@ -48,7 +49,7 @@ def answer(
     began = time.monotonic()
     with one_thread():
         found = find()
-    if described is not None and time.monotonic() - began >= EFFORT.answers.kept_after:
+    if described is not None and time.monotonic() - began >= LONG:
         cache.store(request, asdict(cast(Any, found)))
     return found
 

@@ -7,20 +7,21 @@ from functools import cache, lru_cache
 from itertools import count, product, takewhile
 
 from fedcgd.accounting import accountant, calibrate
+from fedcgd.accounting.coverage import NARROW, most_bands
 from fedcgd.accounting.selection import select_lambda, share_of_excess
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.streaming import noise_mode
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.participation.samplings import Law
 from fedcgd.planning.landscape import Landscape
-from fedcgd.planning.problem import PlanningProblem, SecretSampling
+from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import Outcome, expected_outcome
 
 _TRIED, _RANKING, _SIGNAL = RULES.tried, RULES.ranking, RULES.signal
-_INDEPENDENT: tuple[SecretSampling, ...] = ("poisson", "random-allocation")  # what DP-SGD is tried with, without draws
 
 Progress = Callable[[str], None]
 
@@ -116,8 +117,8 @@ def _tried(problem: PlanningProblem, progress: Progress) -> list[PlannedRecipe]:
         if bands > 1:
             progress(f"banded-toeplitz:{bands}, cohorts of {recipe.cohort}")
             found += _banded(problem, recipe, bands, landscape)
-    known = _best_setups([one for one in found if one.recipe.sampling == "none" and one.correlated])
-    for sampling in [each for each in problem.secret if each != "poisson"]:
+    known = _best_setups([one for one in found if one.correlated and not one.recipe.is_secret])
+    for sampling in problem.secret:
         recipes = [replace(recipe, sampling=sampling) for recipe in known]
         if recipes and _sampled_names(problem, recipes[0]):
             found.append(_sampled(problem, recipes, landscape, progress))
@@ -168,7 +169,7 @@ def _best(ranked: Sequence[PlannedRecipe], *, correlated: bool) -> PlannedRecipe
     """Of those of its kind that are as good as the first: what keeps nothing secret, then λ-CGD, then the first."""
     kind = [one for one in ranked if one.correlated == correlated]
     level = [one for one in kind if _gain(kind[0], one) < _RANKING.level]
-    return min(level, key=lambda one: (one.recipe.sampling != "none", one.mechanism.name != "lambda-cgd"), default=None)
+    return min(level, key=lambda one: (one.recipe.is_secret, one.mechanism.name != "lambda-cgd"), default=None)
 
 
 def _gain(one: PlannedRecipe, other: PlannedRecipe) -> float:
@@ -178,7 +179,7 @@ def _gain(one: PlannedRecipe, other: PlannedRecipe) -> float:
 
 def _keeps_less(one: PlannedRecipe, other: PlannedRecipe) -> bool:
     """Whether the rounds of `other` have to be secret, and those of `one` have not."""
-    return one.recipe.sampling == "none" != other.recipe.sampling
+    return other.recipe.is_secret and not one.recipe.is_secret
 
 
 def with_more_turns(problem: PlanningProblem, ranked: Sequence[PlannedRecipe]) -> PlannedRecipe | None:
@@ -192,7 +193,7 @@ def with_more_turns(problem: PlanningProblem, ranked: Sequence[PlannedRecipe]) -
     """
     if problem.turns >= _most_turns(problem, problem.least_steps):
         return None  # the rounds allow no more: the same recipes would be ranked again
-    now = min((one.outcome.loss for one in ranked if one.recipe.sampling == "none"), default=math.inf)
+    now = min((one.outcome.loss for one in ranked if not one.recipe.is_secret), default=math.inf)
     more = plan_recipes(replace(problem, secret=(), turns=2 * problem.turns))[0]
     return more if more.outcome.loss < _RANKING.much * now else None
 
@@ -232,7 +233,7 @@ def _simpler(ranked: Sequence[PlannedRecipe], chosen: PlannedRecipe) -> str:
 def _left(one: PlannedRecipe) -> str:
     """What it leaves, in words that stand in a sentence."""
     recipe = one.recipe
-    who = recipe.who if recipe.steps == 1 or recipe.sampling == "none" else f"secret: {recipe.sampling}"
+    who = f"secret: {recipe.sampling}" if recipe.is_secret and recipe.steps > 1 else recipe.who
     return f"{one.mechanism.name} ({who}) leaves {as_part(one.outcome.loss)} of the loss"
 
 
@@ -285,7 +286,7 @@ def _turns(problem: PlanningProblem, steps: int) -> list[int]:
     return [*fewer, most] if most else []
 
 
-def _recipes(problem: PlanningProblem, steps: int, mechanism: str, sampling: Sampling) -> Iterator[Recipe]:
+def _recipes(problem: PlanningProblem, steps: int, mechanism: str, sampling: str) -> Iterator[Recipe]:
     for turns, (schedule, momentum) in product(_turns(problem, steps), _TRIED.ways):
         yield Recipe(
             mechanism=mechanism, sampling=sampling, users=problem.users, steps=steps, turns=turns, schedule=schedule,
@@ -312,9 +313,9 @@ def _noise_multiplier(mechanism: Mechanism, participation: Participation, epsilo
 
 
 def _independent(problem: PlanningProblem, steps: int, landscape: Landscape) -> Iterator[PlannedRecipe]:
-    samplings: list[Sampling] = ["none"]
+    samplings = ["none"]
     if any(other <= steps < 1.2 * other for other in _TRIED.sampled_steps) or steps > max(_TRIED.steps):
-        samplings += [each for each in _INDEPENDENT if each in problem.secret]
+        samplings += [each for each in problem.secret if SAMPLINGS[each].law in NARROW]
     for sampling in samplings:
         for recipe in _recipes(problem, steps, "dp-sgd", sampling):
             yield _planned(problem, recipe, landscape)
@@ -355,10 +356,12 @@ def _sampled_names(problem: PlanningProblem, recipe: Recipe) -> list[str]:
     Bands are tried under b-min-sep, which leaves all of their privacy to the sampling if they are at most b, and under random
     allocation, which is accounted for with no more than the rounds of a turn, and so not with λ.
     """
-    if recipe.sampling == "random-allocation":
-        most = min(recipe.steps, problem.buffers + 1)
+    covered = most_bands(recipe.participation)
+    if covered is not None:
+        most = min(covered, problem.buffers + 1)
         return [f"bsr:{bands}" for bands in sorted({min(bands, most) for bands in _TRIED.sampled_bands} - {1})]
-    most = min(recipe.participation.min_separation, problem.buffers + 1) if recipe.sampling == "b-min-sep" else 0
+    rests = recipe.participation.scheme.law is Law.RESTING_COINS
+    most = min(recipe.participation.min_separation, problem.buffers + 1) if rests else 0
     return [
         *(f"lambda-cgd:{lam}" for lam in _TRIED.sampled_lambdas),
         *(f"bsr:{bands}" for bands in _TRIED.sampled_bands if bands <= most),
