@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import ANOTHER_MODEL, TIED, train_reply
+from fedcgd_flower.messages import train_reply
+from fedcgd_flower.problems import ANOTHER_MODEL, TIED
 from fedcgd_flower.replies import sum_of_replies
 
 

@@ -22,9 +22,9 @@ from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
 from fedcgd.ledger.evaluations import with_evaluations
 from fedcgd.ledger.statement import privacy_statement
-from fedcgd.release import RecordedReleases
+from fedcgd.release import ReleaseProtocol
 from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation
-from fedcgd_flower.messages import question_of
+from fedcgd_flower.node_replies import question_of
 
 SIZE = 6
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}
@@ -276,7 +276,7 @@ def test_a_server_that_is_killed_while_an_evaluation_is_opened_has_spent_it(real
     grid = real_grid(real)
     grid.nodes[11].tamper = killing
     with monkeypatch.context() as patched:
-        patched.setattr(RecordedReleases, "abandon", lambda self, reason: None)
+        patched.setattr(ReleaseProtocol, "abandon", lambda self, reason: None)
         with pytest.raises(Killed):
             run(real.make(evaluation=evaluation()), grid)
     result = run(real.make(evaluation=evaluation()), real_grid(real))

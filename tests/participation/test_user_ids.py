@@ -10,7 +10,7 @@ from fedcgd.keepers import Keepers, NodeTurns
 from fedcgd.ledger import Ledger
 from fedcgd.participation.cohorts import History, cohort, eligible
 from fedcgd.participation.user_ids import NoUserIdsError, user_ids
-from fedcgd.release import RecordedReleases
+from fedcgd.release import ReleaseProtocol
 
 PARTICIPATION = Participation(rounds=6)
 KEY = NoiseKey.simulation(1)
@@ -30,7 +30,7 @@ DOORS = {
     "cohort": lambda users: cohort(PARTICIPATION, 0, users, History(), cohort_size=1, key=b"k"),
     "eligible": lambda users: eligible(PARTICIPATION, 0, users, History()),
     "history": lambda users: History().with_round(0, users),
-    "plan_round": lambda users: RecordedReleases(ledger(), PLAN, KEY).plan_round(users),
+    "plan_round": lambda users: ReleaseProtocol(ledger(), PLAN, KEY).plan_round(users),
     "Ledger.plan_round": lambda users: ledger().plan_round(0, users),
     "Ledger.history": lambda users: ledger().history(users),
     "Ledger.bind_users": lambda users: ledger().bind_users(users, "silo"),
