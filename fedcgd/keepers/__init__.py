@@ -11,7 +11,7 @@ from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Keeper, Opening, Refusal, RefusedError
 from fedcgd.keepers.masks import Masked, add, lifted, mask
 from fedcgd.keepers.tls import Tls
-from fedcgd.keepers.turns import NodeTurns
+from fedcgd.keepers.participations import NodeParticipations
 
 __all__ = [
     "EVALUATION",
@@ -23,7 +23,7 @@ __all__ = [
     "Keepers",
     "Kind",
     "Masked",
-    "NodeTurns",
+    "NodeParticipations",
     "Opening",
     "Refusal",
     "RefusedError",

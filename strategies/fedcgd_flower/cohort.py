@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 from fedcgd.accounting.guarantee import rounded_down, rounded_up
 from fedcgd.ledger import Admission, Ledger
 from fedcgd.participation import Participation
-from fedcgd.participation.cohorts import History, cohort, eligible
+from fedcgd.participation.cohorts import cohort, eligible
+from fedcgd.participation.history import History
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.grid import kind_of
@@ -88,19 +89,19 @@ class Draw:
     def can_replace(self, chosen: Collection[str], reachable: Collection[str]) -> bool:
         """Whether `chosen` may be asked in place of users who were asked in this round before, and later rounds find theirs.
 
-        Whoever was asked has participated, so replacing a user costs a participation more. From round b on, users come back as
-        fast as they leave; the rounds before must live on those that have not been asked yet.
+        Whoever was asked has participated, so replacing a user costs a participation more. Once users come back as fast as they
+        leave, that is all; the rounds before must live on those that have not been asked yet.
         """
         participation, round, history = self.participation, self.round, self.history
-        k, b, size = participation.participations, participation.min_separation, len(chosen)
+        k, size = participation.participations, len(chosen)
         waiting = eligible(participation, round, reachable, history)
         fresh, waiting_fresh = (
             sum(history.last_rounds.get(user) != round for user in users) for users in (chosen, waiting)
         )
         left = sum(k - history.counts.get(user, 0) for user in reachable)
-        first_rounds = max(0, min(b, participation.rounds) - 1 - round)
+        before_return = max(0, participation.scheme.rounds_without_return(participation, round))
         later = participation.rounds - round - 1
-        return waiting_fresh - fresh >= size * first_rounds and left - fresh >= size * later
+        return waiting_fresh - fresh >= size * before_return and left - fresh >= size * later
 
 
 class CohortSelector:
@@ -346,19 +347,15 @@ def _silent(directory: UserDirectory) -> str:
 def cohort_shortfall(draw: Draw, cohort_size: int, nodes: Mapping[str, NodeIds], missing: str = "") -> str:
     """Why no cohort could be drawn: who is there, who of them may take part, and what keeps the others, `missing` ones too."""
     participation, round, history = draw.participation, draw.round, draw.history
-    k, b = participation.participations, participation.min_separation
+    k = participation.participations
     used_up = sum(history.counts.get(user, 0) >= k and history.last_rounds[user] != round for user in nodes)
-    held_back = sum(
-        history.counts[user] < k and 0 < round - history.last_rounds[user] < b
-        for user in nodes
-        if user in history.counts
-    )
-    free = len(nodes) - used_up - held_back
+    free = len(eligible(participation, round, nodes, history))
+    held_back = len(nodes) - used_up - free
     at_nodes = plural(len(nodes_of_all(nodes)), "node", "nodes")
     parts = [
         f"{plural(len(nodes), 'user is', 'users are')} there at {at_nodes} and {free} of "
         f"them may take part, of {cohort_size} for a cohort",
-        f"{held_back} took part less than {b} rounds ago" if held_back else "",
+        f"{held_back} took part too lately ({participation})" if held_back else "",
         f"{plural(used_up, 'has', 'have')} taken part {plural(k, 'time', 'times')}, which is all they may"
         if used_up
         else "",

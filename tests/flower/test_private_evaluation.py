@@ -29,7 +29,8 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation.cohorts import History, cohort
+from fedcgd.participation.cohorts import cohort
+from fedcgd.participation.history import History
 from fedcgd.release.noise_source import NoiseSource
 from fedcgd_flower import (
     AdaptiveClipping,

@@ -21,7 +21,7 @@ from fedcgd.keepers import (
     Keepers,
     Kind,
     Masked,
-    NodeTurns,
+    NodeParticipations,
     Opening,
     Refusal,
     RefusedError,
@@ -267,7 +267,7 @@ def masked_answer(
 
 def _count(file: str, agreement: Agreement, task: TrainTask, users: Collection[str]) -> None:
     try:
-        with NodeTurns.open(file) as turns:
+        with NodeParticipations.open(file) as turns:
             turns.count(agreement, task.round, task.attempt, users)
     except RefusedError as error:
         log_error(str(error))

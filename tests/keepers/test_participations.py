@@ -10,20 +10,20 @@ from keeper_openings import PLAN, agreement_of
 from sql import edit
 
 from fedcgd import Participation
-from fedcgd.keepers import Keepers, NodeTurns, RefusedError
+from fedcgd.keepers import Keepers, NodeParticipations, RefusedError
 
 KEEPERS = Keepers.simulation(7, 3, colluding=1)
 AGREEMENT = agreement_of(KEEPERS)  # 12 rounds, 3 apart: at most 4 turns
 
 
-def refused(turns: NodeTurns, round: int, *users: str, attempt: int = 0, agreement=AGREEMENT) -> str:
+def refused(turns: NodeParticipations, round: int, *users: str, attempt: int = 0, agreement=AGREEMENT) -> str:
     with pytest.raises(RefusedError) as error:
         turns.count(agreement, round, attempt, users)
     return str(error.value)
 
 
 def test_a_user_has_the_turns_of_the_plan_and_no_more() -> None:
-    with NodeTurns.open(":memory:") as turns:
+    with NodeParticipations.open(":memory:") as turns:
         for round in (0, 3, 6, 9):
             turns.count(AGREEMENT, round, 0, ["ada"])
             turns.count(AGREEMENT, round, 2, ["ada"])  # another try of the round
@@ -35,14 +35,14 @@ def test_a_user_has_the_turns_of_the_plan_and_no_more() -> None:
 def test_a_user_has_at_most_k_turns_even_if_there_is_time_for_more() -> None:
     few = Participation(rounds=12, min_separation=3, max_participations=2)
     rare = agreement_of(KEEPERS, replace(PLAN, participation=few))
-    with NodeTurns.open(":memory:") as turns:
+    with NodeParticipations.open(":memory:") as turns:
         turns.count(rare, 0, 0, ["ada"])
         turns.count(rare, 3, 0, ["ada"])
         assert "more than 2 times" in refused(turns, 9, "ada", agreement=rare)
 
 
 def test_a_user_is_asked_for_once_in_a_try() -> None:
-    with NodeTurns.open(":memory:") as turns:
+    with NodeParticipations.open(":memory:") as turns:
         turns.count(AGREEMENT, 0, 1, ["ada"])
         for attempt in (0, 1):
             assert "in try" in refused(turns, 0, "ben", "ada", attempt=attempt)
@@ -59,7 +59,7 @@ def test_no_turns_are_counted_where_two_tries_of_a_round_could_be_opened(
 ) -> None:
     """With three keepers, one of them the server's, each of the others alone opens a try: two lists of one round."""
     agreement = agreement_of(Keepers.simulation(7, count, colluding=colluding, away=away))
-    with NodeTurns.open(":memory:") as turns:
+    with NodeParticipations.open(":memory:") as turns:
         if counted:
             turns.count(agreement, 0, 0, ["ada"])
         else:
@@ -67,7 +67,7 @@ def test_no_turns_are_counted_where_two_tries_of_a_round_could_be_opened(
 
 
 def test_nobody_is_counted_if_one_is_refused() -> None:
-    with NodeTurns.open(":memory:") as turns:
+    with NodeParticipations.open(":memory:") as turns:
         turns.count(AGREEMENT, 0, 0, ["ada"])
         refused(turns, 1, "ben", "ada")
         turns.count(AGREEMENT, 1, 0, ["ben"])
@@ -75,10 +75,10 @@ def test_nobody_is_counted_if_one_is_refused() -> None:
 
 
 def test_a_file_is_for_one_run(tmp_path: Path) -> None:
-    with NodeTurns.open(tmp_path / "turns.db") as turns:
+    with NodeParticipations.open(tmp_path / "turns.db") as turns:
         turns.count(AGREEMENT, 0, 0, ["ada"])
     assert (tmp_path / "turns.db").stat().st_mode & 0o077 == 0
-    with NodeTurns.open(tmp_path / "turns.db") as turns:
+    with NodeParticipations.open(tmp_path / "turns.db") as turns:
         assert "another run" in refused(turns, 6, "ada", agreement=agreement_of(KEEPERS, run="second"))
         louder = agreement_of(KEEPERS, replace(PLAN, noise_multiplier=3.0))
         assert "another run" in refused(turns, 6, "ben", agreement=louder)
@@ -87,14 +87,14 @@ def test_a_file_is_for_one_run(tmp_path: Path) -> None:
 
 def test_a_turn_is_on_the_disk_before_it_is_taken(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from keeper_openings import agreement_of; from fedcgd.keepers import Keepers, NodeTurns\n"
-        "NodeTurns.open(sys.argv[1]).count(agreement_of(Keepers.simulation(7, 3, colluding=1)), 0, 0, ['ada'])\n"
+        "import os, sys; from keeper_openings import agreement_of; from fedcgd.keepers import Keepers, NodeParticipations\n"
+        "NodeParticipations.open(sys.argv[1]).count(agreement_of(Keepers.simulation(7, 3, colluding=1)), 0, 0, ['ada'])\n"
         "os.kill(os.getpid(), 9)"
     )
     helpers = Path(__file__).parents[1] / "helpers"
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "turns.db"], cwd=helpers, check=False)
     assert done.returncode == -9
-    with NodeTurns.open(tmp_path / "turns.db") as turns:
+    with NodeParticipations.open(tmp_path / "turns.db") as turns:
         assert refused(turns, 1, "ada")
 
 
@@ -102,11 +102,11 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, and long enough to be read as one" * 9)
     (tmp_path / "text").chmod(0o600)
     with pytest.raises(ValueError, match="is not a node's count of turns"):
-        NodeTurns.open(tmp_path / "text")
-    NodeTurns.open(tmp_path / "turns.db").close()
+        NodeParticipations.open(tmp_path / "text")
+    NodeParticipations.open(tmp_path / "turns.db").close()
     edit(tmp_path / "turns.db", "PRAGMA user_version = 0")  # of a version that did not tell kinds apart
     with pytest.raises(ValueError, match="counted by another version of fedcgd"):
-        NodeTurns.open(tmp_path / "turns.db")
+        NodeParticipations.open(tmp_path / "turns.db")
 
 
 def test_a_plan_that_costs_more_than_the_file_allows_is_refused() -> None:

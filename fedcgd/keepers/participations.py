@@ -1,4 +1,4 @@
-"""A node's own count of its users' turns: a server that lies about them, or begins a second run, gets nothing from the node."""
+"""A node's own count of its users' participations: a server that lies about them, or begins a second run, gets nothing from the node."""
 
 import sqlite3
 from collections.abc import Collection
@@ -29,8 +29,8 @@ CREATE TABLE tries (
 """
 
 
-class NodeTurns(Closable):
-    """In how many rounds of one run each user of a node was asked, and when last. Make one with `NodeTurns.open`.
+class NodeParticipations(Closable):
+    """In how many rounds of one run each user of a node was asked, and when last. Make one with `NodeParticipations.open`.
 
     Guarantee: in the one run that the file belongs to, no user of this node is in more sums of a kind, in sums closer together,
     or in one sum more often than the plan of that kind allows; whatever the server says, and whatever is killed when: a turn is
@@ -89,8 +89,8 @@ class NodeTurns(Closable):
                 self._connection.execute("INSERT INTO run VALUES (1, ?, ?)", (now(), agreement.context))
             elif bytes(pinned[0]) != agreement.context:
                 raise RefusedError(
-                    "this node counts its users' turns for another run, and two runs cost them more than either says: to take "
-                    "part in this one too, name another file as turns= in the node's configuration"
+                    "this node counts its users' participations for another run, and two runs cost them more than either says: to take "
+                    "part in this one too, name another file as participations= in the node's configuration"
                 )
             users = [f"{agreement.kind} {user}" for user in ids]
             try:
@@ -119,5 +119,5 @@ def _prepare(connection: sqlite3.Connection) -> None:
     if written != _FORMAT:
         raise ValueError(
             f"this node's turns were counted by another version of fedcgd (format {written}, not {_FORMAT}), which would count "
-            "none of them: end that run with the version that began it, and name another file as turns= for another run"
+            "none of them: end that run with the version that began it, and name another file as participations= for another run"
         )
