@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from keeper_openings import PLAN, SIZE, agreement_of, opening_for, updates
 
-from fedcgd.keepers import EVALUATION, TRAINING, Agreement, Keeper, Keepers, NodeParticipations, RefusedError, lifted, mask
+from fedcgd.keepers import (
+    EVALUATION,
+    TRAINING,
+    Agreement,
+    Keeper,
+    Keepers,
+    NodeParticipations,
+    RefusedError,
+    lifted,
+    mask,
+)
 from fedcgd.keepers.agreement import Sums
 from fedcgd.keepers.keeper import UnreadableError, list_hash
 from fedcgd.keepers.masks import residues_of, subtract_masks

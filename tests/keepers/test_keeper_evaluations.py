@@ -307,14 +307,14 @@ def test_a_keeper_that_is_away_before_an_evaluation_spends_none(real: RealKeeper
     assert verify(real.ledger.with_name("run.db.evaluation")).keepers.spent == 0
 
 
-def test_nodes_that_count_turns_count_those_of_evaluations(tmp_path: Path) -> None:
+def test_nodes_that_count_participations_count_those_of_evaluations(tmp_path: Path) -> None:
     """A server that evaluates with a user more often than its plan says gets no answer from the node."""
     counted = {"participations": str(tmp_path / "participations.db")}
     alone = replace(SIMULATED, nodes=1)
     grid = FakeGrid({1: evaluating(names(12), alone, config=counted)})
     run(make(alone, evaluation=evaluation()), grid)
-    turns = dict(rows(counted["participations"], "SELECT user, participations FROM users"))
-    assert {user: turns[f"evaluation {user}"] for user in names(12)} == dict.fromkeys(names(12), 3)
+    counts = dict(rows(counted["participations"], "SELECT user, participations FROM users"))
+    assert {user: counts[f"evaluation {user}"] for user in names(12)} == dict.fromkeys(names(12), 3)
     asked = [m for m in grid.sent if m.metadata.message_type == "evaluate"]
     again = Message(asked[-1].content, dst_node_id=1, message_type="evaluate")
     [reply] = grid.send_and_receive([again])
