@@ -621,3 +621,20 @@ def test_a_model_that_does_not_fit_on_the_disk_is_told_with_its_file(path, monke
         monkeypatch.setattr("fedcgd.ledger.model_file.os.fsync", full)
         with pytest.raises(OSError, match=f"{MAKE_ROOM}.*run.ledger-model-0"):
             ledger.record_released(0, attempt, b"model")
+
+
+def test_a_ledger_of_an_earlier_version_is_read_and_goes_on(path):
+    """It has none of the tables that came later."""
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+    edit(path, "DROP TABLE places")
+    assert (verify(path).problems, verify(path).notes, verify(path).run.said) == ((), (), {})
+    for round in (1, 2):
+        with opened(path) as ledger:
+            release(ledger, round, ["b" * round])
+    assert verify(path).notes == ()
+
+
+def test_a_folder_is_no_ledger(tmp_path):
+    with pytest.raises(ValueError, match="folder"):
+        opened(tmp_path)

@@ -68,6 +68,7 @@ def forked(tmp_path: Path, **options) -> tuple[Path, Path]:
 def test_a_run_that_went_on_in_two_places_costs_both(tmp_path: Path) -> None:
     one, two = forked(tmp_path)
     assert verify(one).problems == verify(two).problems == ()
+    assert (reasons(verify(one).notes), reasons(verify(two).notes)) == ([], ["another-place"])
     found = joint([one, two])
     # The matrix of everything that is released: the shared rounds, then those of each copy, by enumeration of all patterns.
     c = matrix(LambdaCGD(0.8), 6)

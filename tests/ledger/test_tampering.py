@@ -213,6 +213,7 @@ UNSEEN = {
     "UPDATE attempts SET nonce = randomblob(16) WHERE round = 1": "a nonce before the last",
     "UPDATE metrics SET data = '{\"accuracy\": 0.99}' WHERE kind = 'evaluate'": "metrics",
     f"UPDATE run SET sealed = '{LATER}'": "that the run was sealed",
+    "UPDATE places SET inode = 1": "the note that it went on with a copied ledger",
 }
 
 
