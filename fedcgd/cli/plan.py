@@ -191,7 +191,7 @@ def show(
         table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right", overflow="fold")
     for one in ranked:
         recipe = one.recipe
-        who = ", everybody" if recipe.steps == 1 else "" if recipe.sampling == "none" else f", {recipe.sampling}"
+        who = ", everybody" if recipe.steps == 1 else f", {recipe.sampling}" * recipe.is_secret
         schedule = "const" if recipe.schedule == "constant" else recipe.schedule
         loss = as_part(one.outcome.loss)
         table.add_row(

@@ -174,7 +174,9 @@ def test_users_of_one_example() -> None:
 
     (expected, counted), (found, answered) = both(answer)
     assert answered == counted == 3
-    np.testing.assert_allclose(found * work.grid.step, expected * work.grid.step, rtol=0, atol=1e-4 if REAL else 1e-5)
+    np.testing.assert_allclose(
+        found * work.clipping.grid.step, expected * work.clipping.grid.step, rtol=0, atol=1e-4 if REAL else 1e-5
+    )
 
 
 @pytest.mark.parametrize("name", local_training.MODELS)
@@ -187,7 +189,9 @@ def test_local_training_and_evaluation(name: str) -> None:
 
     def answer(device: str):
         examples = Examples(data.inputs.to(device), data.targets.to(device))
-        together = train_many(task, work, examples, local_training.PARTS.__getitem__, local)[0] * work.grid.step
+        together = (
+            train_many(task, work, examples, local_training.PARTS.__getitem__, local)[0] * work.clipping.grid.step
+        )
         one = train_one(task, arrays_of(model), examples.take(local_training.PARTS["2"]), local)
         accuracy = evaluate(seeded(2, local_training.MODELS[name]).to(device), task, data)
         return np.concatenate([together, *(array.numpy().reshape(-1) for array in one.values()), [accuracy]])
