@@ -45,7 +45,7 @@ class PlanOptions:
 
     Only public numbers go in, so that the answer costs no privacy. A --spectrum or --proxy of private data would make ε wrong.
 
-    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred 0.9
+    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --participations 20 --classes 10 --features 64 --uncentred 0.9
     """
 
     users: Annotated[int, Option(help="Examples, or people where a person is what is protected. A public number.")]
@@ -58,7 +58,9 @@ class PlanOptions:
             "who takes part when. The last two take a minute or more."
         ),
     ] = None
-    turns: Annotated[int, Option(help="How often one user takes part at most: epochs, or turns of a person.")] = 20
+    participations: Annotated[
+        int, Option(help="How often one user takes part at most: epochs, or rounds of a person.")
+    ] = 20
     max_cohort: Annotated[int | None, Option(help="The most users in a round. Default: all.")] = None
     max_rounds: Annotated[int | None, Option(help="The most rounds. Default: 4000.")] = None
     buffers: Annotated[
@@ -112,7 +114,7 @@ class PlanOptions:
     processes: Annotated[int, Option(help="With --proxy: how many trainings run at once.")] = 1
     plot: Annotated[
         Path | None,
-        Option(help="Also draw the expected loss against turns, a curve for each kind, into this PNG or SVG."),
+        Option(help="Also draw the expected loss against participations, a curve for each kind, into this PNG or SVG."),
     ] = None
     json: JsonOption = False
 

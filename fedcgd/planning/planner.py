@@ -22,9 +22,9 @@ from fedcgd.planning.theory import Outcome, expected_outcome
 WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("linear", 0.0), ("constant", 0.9), ("linear", 0.9))
 """Schedules and momenta that are tried."""
 STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30)
-"""Rounds in which everybody has a turn once; more, √2 times as many each, while they are better by LEVEL, or must be."""
-FEWER_TURNS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50)
-"""Of the whole batch, where each costs little to try: so that more turns never end with more loss."""
+"""Rounds of an epoch; more, √2 times as many each, while they are better by LEVEL, or must be."""
+FEWER_PARTICIPATIONS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50)
+"""Of the whole batch, where each costs little to try: so that more participations never end with more loss."""
 SAMPLED_STEPS = {2, 3, 5, 10, 20}
 """Those of them that DP-SGD is tried at with a secret sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
@@ -32,7 +32,7 @@ SHARES = (0.5, 1.0)
 _INDEPENDENT: tuple[SecretSampling, ...] = ("poisson", "random-allocation")  # what DP-SGD is tried with, without draws
 _SAMPLED_LAMBDAS, _SAMPLED_BANDS = (0.5, 0.8), (4, 8)  # each needs draws
 _MOST_BANDS = 32
-_NETWORK_STEPS = 20  # rounds of a turn that were best on 35 networks where theory holds others for as good
+_NETWORK_STEPS = 20  # rounds of an epoch that were best on 35 networks where theory holds others for as good
 _MOST_ROUNDS = 4000  # unless a question says otherwise: of what theory answers in seconds
 _FEW = 2  # set-ups that a dear mechanism is tried at
 _WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the best, are not tried
@@ -193,7 +193,7 @@ def recommended(ranked: Sequence[PlannedRecipe]) -> PlannedRecipe:
 
 
 def _best(ranked: Sequence[PlannedRecipe], *, correlated: bool) -> PlannedRecipe | None:
-    """Of those of its kind that are as good as the first: what keeps nothing secret, then λ-CGD, then the first."""
+    """Of those of its kind that are as good as the first: what needs no amplification, then λ-CGD, then the first."""
     kind = [one for one in ranked if one.correlated == correlated]
     level = [one for one in kind if _gain(kind[0], one) < LEVEL]
     return min(level, key=lambda one: (one.recipe.sampling != "none", one.mechanism.name != "lambda-cgd"), default=None)
@@ -209,19 +209,19 @@ def _keeps_less(one: PlannedRecipe, other: PlannedRecipe) -> bool:
     return one.recipe.sampling == "none" != other.recipe.sampling
 
 
-def with_more_turns(question: Question, ranked: Sequence[PlannedRecipe]) -> PlannedRecipe | None:
-    """The best recipe with nothing secret and twice the turns, if theory expects it to be much better.
+def with_more_participations(question: Question, ranked: Sequence[PlannedRecipe]) -> PlannedRecipe | None:
+    """The best recipe without amplification and with twice the participations, if theory expects it to be much better.
 
-    ε is of the whole run: turns are work, and cost no privacy.
+    ε is of the whole run: participations are work, and cost no privacy.
 
     Args:
         question: what was asked.
         ranked: what `plan_recipes` returned.
     """
-    if question.turns >= _most_turns(question, question.least_steps):
+    if question.participations >= _most_participations(question, question.least_steps):
         return None  # the rounds allow no more: the same recipes would be ranked again
     now = min((one.outcome.loss for one in ranked if one.recipe.sampling == "none"), default=math.inf)
-    more = plan_recipes(replace(question, secret=(), turns=2 * question.turns))[0]
+    more = plan_recipes(replace(question, secret=(), participations=2 * question.participations))[0]
     return more if more.outcome.loss < _MUCH * now else None
 
 
@@ -279,16 +279,18 @@ def _loss(one: PlannedRecipe) -> float:
 
 
 def _preferred(question: Question, found: list[PlannedRecipe]) -> PlannedRecipe:
-    """Of those that are as good as the best: the fewest rounds a turn (a network: about _NETWORK_STEPS), then the most turns."""
+    """Of those as good as the best: the fewest rounds an epoch (a network: about _NETWORK_STEPS), then most participations."""
     steps = 1 if question.model is not None else _NETWORK_STEPS
     least = min(map(_loss, found))
     level = [one for one in found if one.outcome.loss <= least * (1 + LEVEL)]
-    return min(level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), -one.recipe.turns, one.outcome.loss))
+    return min(
+        level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), -one.recipe.participations, one.outcome.loss)
+    )
 
 
 def _steps(question: Question) -> Iterator[int]:
-    """Rounds of a turn that the limits allow, fewest first."""
-    least, most = question.least_steps, min(question.users, _most_turns(question, 1))
+    """Rounds of an epoch that the limits allow, fewest first."""
+    least, most = question.least_steps, min(question.users, _most_participations(question, 1))
     further = takewhile(lambda steps: steps <= most, (round(STEPS[-1] * 2 ** (i / 2)) for i in count(1)))
     # As many as whole cohorts make: 100 users in 30 rounds are 3 in a round, and those have 33 rounds.
     for steps in sorted(
@@ -298,22 +300,22 @@ def _steps(question: Question) -> Iterator[int]:
             yield steps
 
 
-def _most_turns(question: Question, steps: int) -> int:
+def _most_participations(question: Question, steps: int) -> int:
     return (question.max_rounds or _MOST_ROUNDS) // steps
 
 
-def _turns(question: Question, steps: int) -> list[int]:
-    """How many turns are tried: all that are allowed; of the whole batch fewer too, which a momentum may suit better."""
-    most = min(question.turns, _most_turns(question, steps))
-    fewer = [turns for turns in FEWER_TURNS if turns < most] if steps == 1 else []
+def _participations(question: Question, steps: int) -> list[int]:
+    """How many participations are tried: all that are allowed; of the whole batch fewer too, which a momentum may suit better."""
+    most = min(question.participations, _most_participations(question, steps))
+    fewer = [each for each in FEWER_PARTICIPATIONS if each < most] if steps == 1 else []
     return [*fewer, most] if most else []
 
 
 def _recipes(question: Question, steps: int, mechanism: str, sampling: Sampling) -> Iterator[Recipe]:
-    for turns, (schedule, momentum) in product(_turns(question, steps), WAYS):
+    for participations, (schedule, momentum) in product(_participations(question, steps), WAYS):
         yield Recipe(
-            mechanism=mechanism, sampling=sampling, users=question.users, steps=steps, turns=turns, schedule=schedule,
-            momentum=momentum,
+            mechanism=mechanism, sampling=sampling, users=question.users, steps=steps,
+            participations=participations, schedule=schedule, momentum=momentum,
         )  # fmt: skip
 
 
@@ -375,7 +377,7 @@ def _sampled_names(question: Question, recipe: Recipe) -> list[str]:
     """The mechanisms among which few draws choose.
 
     Bands are tried under b-min-sep, which leaves all of their privacy to the sampling if they are at most b, and under random
-    allocation, which is accounted for with no more than the rounds of a turn, and so not with λ.
+    allocation, which is accounted for with no more than the rounds of an epoch, and so not with λ.
     """
     if recipe.sampling == "random-allocation":
         most = min(recipe.steps, question.buffers + 1)

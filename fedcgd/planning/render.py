@@ -62,7 +62,7 @@ def run_configuration(
         "delta": question.delta,
         "clip-norm": clip_norm,
         "cohort": recipe.cohort,
-        "participations": recipe.turns,
+        "participations": recipe.participations,
         "learning-rate": float(f"{planned.outcome.learning_rate / clip_norm:.3g}"),
         "momentum": recipe.momentum,
         "schedule": recipe.schedule,
@@ -81,7 +81,7 @@ def _participation(recipe: Recipe) -> str:
     if who.sampling_rate is not None:
         return f'Participation(rounds={who.rounds}, sampling="poisson", sampling_rate=1 / {recipe.steps})'
     if who.sampling == "random-allocation":
-        return f'Participation(rounds={who.rounds}, max_participations={recipe.turns}, sampling="random-allocation")'
+        return f'Participation(rounds={who.rounds}, max_participations={recipe.participations}, sampling="random-allocation")'
     sampling = "" if who.sampling == "none" else f', sampling="{who.sampling}"'
     return f"Participation(rounds={who.rounds}, min_separation={who.min_separation}{sampling})"
 
@@ -98,7 +98,7 @@ def _cohort(recipe: Recipe) -> str:
 
 
 def _loader(recipe: Recipe) -> str:
-    """How a DataLoader makes as many batches as the plan has rounds in a turn, where the users don't divide evenly."""
+    """How a DataLoader makes as many batches as the plan has rounds in an epoch, where the users don't divide evenly."""
     return f" (a DataLoader: batch_size={recipe.cohort}, drop_last=True)" if recipe.users % recipe.steps else ""
 
 
