@@ -23,7 +23,8 @@ from fedcgd.cli.printing import (
 )
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.optimisation.catalogue import spelling_of
-from fedcgd.participation import Participation
+from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.participation.samplings import Law
 from fedcgd.support.numbers import as_clip_norm
 
 
@@ -63,7 +64,7 @@ def _check(asked: AccountOptions) -> None:
         raise ValueError(f"give two of {', '.join(given)}, and the third is the answer; got {named}")
     if asked.noise_multiplier is None and asked.released is not None:
         raise ValueError("--released is for ε and δ of a given --noise-multiplier: σ is that of the whole run")
-    if asked.method is not None and asked.sampling != "balls-in-bins":
+    if asked.method is not None and SAMPLINGS[asked.sampling].law is not Law.ONE_BIN:
         raise ValueError(
             f"--method {asked.method} is a way to bound balls-in-bins, and --sampling is {asked.sampling}: "
             "leave --method out"

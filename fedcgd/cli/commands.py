@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import click
+
 from fedcgd.cli.declare import Argument, Option
 from fedcgd.cli.options import (
     BudgetOptions,
@@ -18,10 +20,8 @@ from fedcgd.cli.options import (
     WhenOptions,
     completed_mechanisms,
 )
+from fedcgd.participation.samplings import SECRET_SAMPLINGS
 from fedcgd.support.choices import LambdaObjective, Method
-
-SecretSampling = Literal["poisson", "balls-in-bins", "b-min-sep", "random-allocation"]
-"""A sampling that can be kept secret."""
 
 File = Annotated[Path, Argument()]
 
@@ -90,7 +90,7 @@ class PlanOptions(OutputOptions, ProxyOptions, ModelOptions, BudgetOptions):
     """
 
     users: int
-    secret: list[SecretSampling] | None = None
+    secret: Annotated[list[str] | None, Option(type=click.Choice(SECRET_SAMPLINGS))] = None
     participations: int = 20
     max_cohort: int | None = None
     max_rounds: int | None = None

@@ -33,7 +33,7 @@ from fedcgd.curvature.stationary import bounds, optimal_error, stationary_error
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism
 from fedcgd.optimisation.bands import power_bandwidths
 from fedcgd.optimisation.catalogue import BANDS, LAMBDA, MechanismSpec, spelling_of
-from fedcgd.participation import Participation
+from fedcgd.participation import SAMPLINGS, Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import gradient_norm
 from fedcgd.support.choices import LambdaObjective
@@ -149,7 +149,7 @@ def _candidates(asked: CompareOptions, quadratic: Quadratic | None) -> Iterator[
 
 def _bands(asked: CompareOptions, spec: MechanismSpec) -> tuple[int, ...]:
     """The numbers of bands to compare: 1, 2, 4, … and the most that there is use for."""
-    if asked.sampling != "cyclic-poisson" or (asked.separation or 1) > 1:
+    if not SAMPLINGS[asked.sampling].takes_groups or (asked.separation or 1) > 1:
         return power_bandwidths(asked.participation(asked.rounds).spacing, 1)
     if asked.sampling_rate is not None:
         raise ValueError(
@@ -266,7 +266,9 @@ def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     if own:
         table.add_column("participation")
     for column in columns:
-        table.add_column("σ" if column == "noise_multiplier" else column.replace("_", " "), justify="right", no_wrap=True)
+        table.add_column(
+            "σ" if column == "noise_multiplier" else column.replace("_", " "), justify="right", no_wrap=True
+        )
     for row in done:
         shown = {column: number(row[column]) for column in columns}
         if "sensitivity" in shown:

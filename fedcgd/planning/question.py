@@ -2,14 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
+from fedcgd.participation.samplings import SECRET_SAMPLINGS
 from fedcgd.planning.landscape import Landscape, LinearModel
 from fedcgd.quadratic import Spectrum
-
-SecretSampling = Literal["poisson", "balls-in-bins", "b-min-sep", "random-allocation"]
-"""A sampling that amplifies, if nobody learns who was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +35,7 @@ class Question:
     users: int
     epsilon: float
     delta: float
-    secret: tuple[SecretSampling, ...] = ()
+    secret: tuple[str, ...] = ()
     participations: int = 20
     max_cohort: int | None = None
     max_rounds: int | None = None
@@ -61,10 +58,10 @@ class Question:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
-        unknown = set(self.secret) - set(get_args(SecretSampling))
+        unknown = set(self.secret) - set(SECRET_SAMPLINGS)
         if unknown:
             raise ValueError(
-                f"secret must be of {', '.join(get_args(SecretSampling))}, got {', '.join(sorted(unknown))}; leave it empty if "
+                f"secret must be of {', '.join(SECRET_SAMPLINGS)}, got {', '.join(sorted(unknown))}; leave it empty if "
                 "the adversary may learn who takes part when"
             )
         if self.delta >= 1 / self.users:
@@ -79,7 +76,8 @@ class Question:
         if self.max_rounds is not None and self.least_steps > self.max_rounds:
             raise ValueError(
                 f"{self.users} users in cohorts of at most {self.max_cohort} need {self.least_steps} rounds for one "
-                f"participation each, and max_rounds is {self.max_rounds}; allow larger cohorts or more rounds"
+                f"participation each, "
+                f"and max_rounds is {self.max_rounds}; allow larger cohorts or more rounds"
             )
 
     @property

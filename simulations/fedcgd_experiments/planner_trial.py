@@ -31,12 +31,12 @@ from fedcgd.cli.declare import Argument
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import Participation
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.planner import PlannedRecipe
 from fedcgd.planning.proxy import ArrayProxy
-from fedcgd.planning.question import Question, SecretSampling
+from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rehearsal import RehearsedRecipe, rehearse
 from fedcgd.planning.theory import unit_progress
@@ -247,7 +247,7 @@ def trained(
     found = np.empty((len(runs), len(seeds), 2))
     groups: dict[Rounds, list[int]] = {}
     for place, (recipe, _) in enumerate(runs):
-        groups.setdefault(Rounds(recipe.rounds, recipe.steps, recipe.sampling == "poisson"), []).append(place)
+        groups.setdefault(Rounds(recipe.rounds, recipe.steps, recipe.sampling), []).append(place)
     for when, places in groups.items():
         kinds = list(dict.fromkeys(runs[place][0] for place in places))
         noises = [
@@ -268,7 +268,7 @@ TUNE_SEEDS = range(4)
 
 def candidates(users: int, participations: int) -> list[Recipe]:
     """What is tuned: three ways to descend, of each mechanism and sampling, in batches of several sizes."""
-    kinds: list[tuple[str, Sampling, int]] = [
+    kinds: list[tuple[str, str, int]] = [
         ("dp-sgd", "none", 1),
         *(("dp-sgd", "poisson", steps) for steps in (3, 7, 20)),
     ]
@@ -335,7 +335,7 @@ BASELINES: dict[str, Callable[[Recipe], bool]] = {
     "anything, nothing secret": lambda recipe: recipe.sampling == "none",
     "anything": lambda recipe: True,
 }
-SECRETS: dict[str, tuple[SecretSampling, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
+SECRETS: dict[str, tuple[str, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
 TEST_SEEDS = range(1000, 1040)
 Plan = Callable[[Question], Sequence[PlannedRecipe]]
 """Plans, best first."""
@@ -501,7 +501,7 @@ def curve_command(out: Out, cohort: int = 60, participations: int = 10) -> None:
     """
     data, rows = load("digits"), []
     users = len(data.x[0])
-    baselines: dict[str, tuple[Sampling, int]] = {
+    baselines: dict[str, tuple[str, int]] = {
         "dp-sgd, nothing secret": ("none", users // cohort),
         "dp-sgd, poisson": ("poisson", users // cohort),
         "dp-sgd, full batch": ("none", 1),
