@@ -315,8 +315,8 @@ def _participations(question: Question, steps: int) -> list[int]:
 def _recipes(question: Question, steps: int, mechanism: str, sampling: str) -> Iterator[Recipe]:
     for participations, (schedule, momentum) in product(_participations(question, steps), WAYS):
         yield Recipe(
-            mechanism=mechanism, sampling=sampling, users=question.users, steps=steps, participations=participations, schedule=schedule,
-            momentum=momentum,
+            mechanism=mechanism, sampling=sampling, users=question.users, steps=steps,
+            participations=participations, schedule=schedule, momentum=momentum,
         )  # fmt: skip
 
 
