@@ -69,7 +69,7 @@ def _check(asked: AccountOptions) -> None:
             f"--method {asked.method} is a way to bound balls-in-bins, and --sampling is {asked.sampling}: "
             "leave --method out"
         )
-    if asked.explain and not asked.released is asked.method is None:
+    if asked.explain and (asked.released is not None or asked.method is not None):
         raise ValueError("--explain is of the whole run by its usual method: leave --released and --method out")
 
 

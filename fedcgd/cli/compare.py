@@ -143,8 +143,8 @@ def _candidates(asked: CompareOptions, quadratic: Quadratic | None) -> Iterator[
         ]:
             for fitted_to in _fits(run.spelling(), quadratic):
                 by_rule = spec.is_open and spec.row.cls is LambdaCGD and fitted_to is None
-                for objective in (by_rule and asked.objective) or [None]:
-                    yield Candidate(run, objective, fitted_to)
+                rules = asked.objective if by_rule and asked.objective else [None]
+                yield from (Candidate(run, rule, fitted_to) for rule in rules)
 
 
 def _bands(asked: CompareOptions, spec: MechanismSpec) -> tuple[int, ...]:
@@ -244,7 +244,7 @@ def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     if unsure := max(row["failure_probability"] for row in done):
         title += f"; δ includes {number(unsure)} for Monte Carlo samples that mislead"
     caption = "RMSE and MaxSE include σ; per unit of clip norm. The sensitivity of C is exact, or an upper bound where it has ≤"
-    columns = ("noise_multiplier", "sensitivity", "rmse", "max_se")
+    columns: tuple[str, ...] = ("noise_multiplier", "sensitivity", "rmse", "max_se")
     if summary:
         columns = ("noise_multiplier", "rmse", "loss", "gradient_norm", "stationary")
         title += (
