@@ -115,7 +115,7 @@ def test_numbers_may_be_left_out_as_the_help_says(row: catalogue.Row) -> None:
 
 
 def test_a_mechanism_is_fitted_to_a_curvature_at_the_fastest_rate_or_the_given_one(tmp_path: Path) -> None:
-    spectrum = Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.0])
+    spectrum = Spectrum.from_eigenvalues([1.0, 0.5, 0.2, 0.2, 0.05, 0.0])
     spectrum.save(tmp_path / "spectrum.json")
     who = Participation(rounds=40, min_separation=8)
     words = ["account", "--mechanism", "noise-curve:4", "--rounds", "40", "--separation", "8", *BUDGET]

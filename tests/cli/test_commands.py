@@ -139,8 +139,8 @@ MISTAKES = [
 @pytest.fixture
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Spectrum.of([1.0, 0.1, 0.01], [1, 10, 100]).save("spectrum.json")
-    Spectrum.of([0.0]).save("flat.json")
+    Spectrum.from_eigenvalues([1.0, 0.1, 0.01], [1, 10, 100]).save("spectrum.json")
+    Spectrum.from_eigenvalues([0.0]).save("flat.json")
     for name, text in {
         "other.json": "{}",
         "no.json": "no",

@@ -16,7 +16,7 @@ TABLE_4 = ["--rounds", "3900", "--participations", "10", "--separation", "390", 
 RUN = ["--rounds", "40", "--separation", "8", "--epsilon", "4", "--delta", "1e-5"]
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
 MANY = Participation(rounds=40, min_separation=8)
-SPECTRUM = Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.0], measured_on={"model": "a toy"})
+SPECTRUM = Spectrum.from_eigenvalues([1.0, 0.5, 0.2, 0.2, 0.05, 0.0], measured_on={"model": "a toy"})
 QUADRATIC = Quadratic(SPECTRUM, 0.8)
 SIGMA = calibrate(DPSGD(), Participation(rounds=1), epsilon=4, delta=1e-5).noise_multiplier
 
