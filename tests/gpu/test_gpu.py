@@ -209,7 +209,7 @@ def test_curvature() -> None:
         hessian = trained.hessian(clip_norm=0.5, chunk=5)
         every = measure_spectrum(hessian, eigenvalues=100).largest
         some = measure_spectrum(hessian, eigenvalues=3, probes=1, steps=5).spectrum.eigenvalues
-        reference = Reference.of(public.hessian(), eigenvalues=3)
+        reference = Reference.from_hessian(public.hessian(), eigenvalues=3)
         return np.array([*every, *some, reference.dominance(hessian, warn=False), reference.eigenvalue_ratio(hessian)])
 
     expected, found = both(answer)
