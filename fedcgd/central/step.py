@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedcgd.accounting.guarantee import NO_NOISE, Guarantee, large_delta
-from fedcgd.central.batches import Batches
-from fedcgd.central.examples import Examples, Transform, seeded
+from fedcgd.central.batches import Batches, Examples, Transform, seeded
 from fedcgd.central.gradients import ExampleGradients, Loss, as_spread
 from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
