@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
-from fedcgd.participation.samplings import SAMPLINGS, Sampling
+from fedcgd.participation.samplings import Sampling, scheme_of
 from fedcgd.support.numbers import as_float, as_whole
 
 MOST_ROUNDS = 10**8
@@ -16,7 +16,7 @@ class Participation:
     """A user takes part in at most k of n rounds, any two at least b apart; `sampling` says how its rounds are chosen.
 
     Each sampling has a class in `fedcgd.participation.samplings`, which says what it does, which of these numbers it takes,
-    and what a deployment has to do for ε to hold.
+    and what a deployment has to do for ε to hold. `docs/accounting.md` compares them in tables.
 
     Args:
         rounds: n, the number of releases, 1 to 10⁸.
@@ -170,13 +170,3 @@ class Participation:
         if self.max_participations is not None:
             return self.max_participations
         return math.ceil(self.rounds / self.min_separation)
-
-
-def scheme_of(sampling: str) -> Sampling:
-    """The sampling of that name. Raises ValueError if there is none."""
-    if sampling not in SAMPLINGS:
-        *others, last = SAMPLINGS
-        raise ValueError(
-            f"sampling must be {', '.join(others)} or {last}, got {sampling!r}; no other sampling is accounted for"
-        )
-    return SAMPLINGS[sampling]

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Workload
-from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.participation import Participation, scheme_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Recipe:
     @property
     def is_secret(self) -> bool:
         """Whether ε relies on who takes part when being secret."""
-        return SAMPLINGS[self.sampling].hidden is not None
+        return scheme_of(self.sampling).hidden is not None
 
     @property
     def workload(self) -> Workload:

@@ -159,7 +159,7 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
     """σ and C⁻¹ of all that is trained, and all plans: nothing of it needs data."""
     from fedcgd.planning import planner
     from fedcgd.planning.landscape import LinearModel
-    from fedcgd.planning.question import Question
+    from fedcgd.planning.problem import PlanningProblem
     from fedcgd_experiments.planner_trial import noise_of
 
     made = json.loads(sheet.read_text()) if sheet.exists() else {"noise": {}, "plans": {}}
@@ -186,7 +186,9 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
         key = json.dumps([name, users, features, epsilon, secret])
         if key not in made["plans"]:
             model = LinearModel(classes=classes, features=features)
-            question = Question(users=users, epsilon=epsilon, delta=DELTA, secret=allowed, turns=TURNS, model=model)
+            question = PlanningProblem(
+                users=users, epsilon=epsilon, delta=DELTA, secret=allowed, turns=TURNS, model=model
+            )
             best = planner.plan_recipes(question)[0]
             keep(best.recipe, epsilon)
             made["plans"][key] = {"recipe": asdict(best.recipe), "rate": best.outcome.learning_rate}

@@ -183,7 +183,7 @@ def test_the_example_in_the_help_runs(
         a_round_of_keepers()
     if "adopt" in example:
         Path("noise.key.runs").unlink()
-    Spectrum.of([1.0, 0.1, 0.01], [1, 10, 100]).save("spectrum.json")
+    Spectrum.from_eigenvalues([1.0, 0.1, 0.01], [1, 10, 100]).save("spectrum.json")
     np.savez("initial.npz", weight=np.zeros(3, np.float32), counter=np.zeros(2))
     words = re.split(r" (?:&&|>>?) ", example)[0].split()[1:]
     result = run(*words)

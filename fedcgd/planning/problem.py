@@ -10,7 +10,7 @@ from fedcgd.quadratic import Spectrum
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PlanningProblem:
     """A population, a budget, and the limits of the machines.
 
     Args:
@@ -87,7 +87,7 @@ class Question:
     def landscape(self) -> Landscape:
         """The loss that recipes are compared on."""
         if self.spectrum is not None:
-            return Landscape.of(self.spectrum)
+            return Landscape.from_spectrum(self.spectrum)
         if self.model is not None:
             return Landscape.linear(self.model)
         return Landscape.typical(deep=(self.hidden_layers or 1) > 1)
