@@ -20,7 +20,7 @@ from fedcgd.ledger import model_file
 from fedcgd.ledger.model_file import count_models
 from fedcgd.ledger.store import pack_ids
 from fedcgd.ledger.texts import refuse
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.participation import Participation
 from fedcgd.participation.user_ids import user_ids
 from fedcgd.support.records import now

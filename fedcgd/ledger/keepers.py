@@ -10,7 +10,7 @@ from fedcgd.accounting.shares import KeeperGuarantee, NoiseShares, guarantees_by
 from fedcgd.ledger.attempts import COUNTED, KEEPERS, read_openings
 from fedcgd.ledger.run_composition import evaluation_plan, with_evaluations_by_collusion
 from fedcgd.ledger.texts import Finding, finding
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.plan import Plan
 from fedcgd.support.untrusted import MalformedError, clean
 

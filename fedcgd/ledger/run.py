@@ -26,8 +26,7 @@ from fedcgd.ledger.store import (
     write_run,
 )
 from fedcgd.ledger.texts import refuse
-from fedcgd.noise.keys import NoiseKey, runs_file
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES, NoiseKey, runs_file
 from fedcgd.participation.cohorts import check_round
 from fedcgd.participation.history import History
 from fedcgd.participation.user_ids import user_ids

@@ -20,7 +20,7 @@ from fedcgd.ledger.store import StoredRun, read_later, reader, stored_run, unpac
 from fedcgd.ledger.texts import NAMED, Finding, finding
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.support.untrusted import clean, parse_json
