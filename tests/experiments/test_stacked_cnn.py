@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedcgd.participation import Sampling
 from fedcgd_experiments import stacked_cnn
 from fedcgd_experiments.batched_descent import Rounds, participants
 from fedcgd_experiments.stacked_cnn import Copy, Trainable
