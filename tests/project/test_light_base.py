@@ -11,7 +11,7 @@ import pytest
 PROGRAM = Path(__file__).parents[1] / "helpers" / "without_extras.py"
 # These compute with torch, or wrap Opacus. Whatever is not below one of them works without.
 NEED_TORCH = (
-    "fedcgd.central.examples",
+    "fedcgd.central.batches",
     "fedcgd.central.gradients",
     "fedcgd.central.ranks",
     "fedcgd.central.releases",
