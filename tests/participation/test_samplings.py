@@ -51,6 +51,14 @@ def test_a_participation_is_made_for_cohorts(name: str) -> None:
         Participation.for_cohorts(name, 12, users=24, cohort_size=8, min_separation=4)
 
 
+@pytest.mark.parametrize(("groups", "n", "k"), [(1, 1024, 4), (8, 1024, 4), (256, 1024, 4), (13, 390, 10)])
+def test_groups_keep_the_expected_participations(groups: int, n: int, k: int) -> None:
+    """Trap: q = p·k/n in n/p rounds. With q = p²·k/n, as arXiv:2405.15913 can be read, a user would take part p·k times."""
+    made = Participation.for_cohorts("cyclic-poisson", n, users=n, cohort_size=k, min_separation=groups)
+    assert made.sampling_rate == groups * k / n
+    assert (made.sampling_rate == 1) == (groups == 256)  # nothing is left to chance
+
+
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_rounds_are_known_in_advance_or_it_is_said_that_they_are_not(name: str) -> None:
     participation = TABLE[name][0]
