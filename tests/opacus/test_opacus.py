@@ -23,7 +23,7 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.plan_arguments import participation_of as planned
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
@@ -494,19 +494,6 @@ def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch
             optimizer.step()
     norms = [float(total.norm()) for total in sums]
     assert 0.7 * (1 - 1e-4) < max(norms) <= 0.7
-
-
-def test_the_batches_keep_the_participation():
-    none = batches_of(make(sampling="none")[2])
-    assert all(np.array_equal(none[t], none[t + 5]) for t in range(5))
-    assert sorted(np.concatenate(none[:5])) == list(range(EXAMPLES))
-    bins = batches_of(make(sampling="balls-in-bins")[2])
-    assert all(np.array_equal(bins[t], bins[t + 5]) for t in range(5))
-    assert sorted(np.concatenate(bins[:5])) == list(range(EXAMPLES))
-    assert len({len(part) for part in bins}) > 1
-    cyclic = batches_of(make(mechanism=DPSGD(), sampling="cyclic-poisson")[2])
-    even, odd = (set(np.concatenate(cyclic[start::2])) for start in (0, 1))
-    assert not even & odd
 
 
 @pytest.mark.parametrize(
