@@ -437,7 +437,7 @@ def test_a_finished_run_that_is_started_again_says_that_it_trains_nothing(
 
 
 def test_helpers_name_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="parameter 'norm.weight'"):
+    with pytest.raises(ValueError, match=r"parameter 'norm\.weight'"):
         load_arrays(make_net(), ArrayRecord({"head.weight": Array(np.zeros((2, 4), np.float32))}))
 
 
