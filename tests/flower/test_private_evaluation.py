@@ -31,7 +31,7 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation.cohorts import cohort
 from fedcgd.participation.history import History
-from fedcgd.release.noise_source import NoiseSource
+from fedcgd.release.run_noise import NoiseSource
 from fedcgd_flower import (
     AdaptiveClipping,
     CorrelatedNoise,

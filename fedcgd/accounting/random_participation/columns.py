@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
+from scipy.signal import lfilter
 from scipy.sparse import csr_array, dia_array
 
 from fedcgd.accounting.coverage import non_negative
@@ -107,22 +108,14 @@ class Columns:
         scaled = x * self.scales[:, None]
         result = self._banded(scaled, transposed=False)
         if self.amplitude:
-            total = np.zeros(x.shape[1])
-            for t in range(self.rounds):
-                total *= self.ratio
-                total += scaled[t]
-                result[t] += self.amplitude * total
+            result += self.amplitude * _geometric_sums(scaled, self.ratio)
         return result
 
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""
         result = self._banded(y, transposed=True)
         if self.amplitude:
-            total = np.zeros(y.shape[1])
-            for t in range(self.rounds - 1, -1, -1):
-                total *= self.ratio
-                total += y[t]
-                result[t] += self.amplitude * total
+            result += self.amplitude * _geometric_sums(y[::-1], self.ratio)[::-1]
         result *= self.scales[:, None]
         return result
 
@@ -237,6 +230,11 @@ class BandedColumns(Columns):
     def _matrices(self) -> tuple[csr_array, csr_array]:
         """C and its transpose."""
         return _sparse(self.band)
+
+
+def _geometric_sums(x: Matrix, ratio: float) -> Matrix:
+    """Σ_s ratio^(t − s)·x_s over s ≤ t."""
+    return np.asarray(lfilter([1.0], [1.0, -ratio], x, axis=0))
 
 
 def _sparse(band: Matrix) -> tuple[csr_array, csr_array]:
