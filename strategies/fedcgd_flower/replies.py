@@ -118,7 +118,7 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
         return "without fedcgd's mod"
     if not isinstance(arrays, ArrayRecord) or sum(isinstance(record, ArrayRecord) for record in content.values()) > 1:
         return "wrong arrays"
-    if set(content) != {messages.TASK, messages.UPDATE} or not set(description) <= messages.SAID_WITH_AN_UPDATE:
+    if set(content) != {messages.TASK, messages.UPDATE} or not set(description) <= messages.REPLY_FIELDS:
         return "changed after clipping"  # nobody asked for more, and nobody reads it
     if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
         return "wrong round"
