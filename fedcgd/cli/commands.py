@@ -302,9 +302,17 @@ class ReportOptions(LedgerOptions, RegisterOptions):
 
     Options:
         output: report.html: the page for a reviewer. statement.md or .json: the privacy statement.
+        operator: who runs this; the ledger keeps it, and the report's first page shows it.
+        purpose: what the model is for.
+        data: which data it is trained on.
+        people: how many people these data are of.
     """
 
     output: Annotated[Path, Option("--output", "-o")]
+    operator: str | None = None
+    purpose: str | None = None
+    data: str | None = None
+    people: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
