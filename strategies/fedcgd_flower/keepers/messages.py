@@ -93,7 +93,7 @@ def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Mask
         return "wrong arrays"
     description = content.config_records[TASK]
     if set(content) != {TASK, UPDATE} or not set(description) <= _REPLY_FIELDS:
-        return "changed after clipping"  # nobody asked for more, and nobody reads it
+        return "altered reply"  # nobody asked for more, and nobody reads it
     if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
         return "wrong round"
     ticket, sealed = description.get("ticket"), description.get("sealed")
@@ -103,7 +103,7 @@ def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Mask
         return "wrong arrays"
     residues = _residues(content.array_records[UPDATE], agreement)
     if residues is None:
-        return "wrong shape or dtype"
+        return "wrong type"
     parts = [sealed[start : start + SEALED_BYTES] for start in range(0, len(sealed), SEALED_BYTES)]
     return Masked(residues, ticket, dict(zip(masking.present, parts, strict=True)))
 
