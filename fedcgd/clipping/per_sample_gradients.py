@@ -121,8 +121,8 @@ def clipped_gradient_sum(
     """(Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
     An example adds zero and is not counted if its gradient is not finite, if `counted` is False for it, or if its loss raises
-    (a label out of range). What one example does leaves the others' terms as they are, bit by bit. As many gradients exist at once
-    as `rows_at_once` says. (On a GPU, torch's losses end the use of CUDA by the process where a label is out of range: check
+    (a label out of range). What one example does leaves the others' terms as they are, bit by bit. As many gradients exist at
+    once as `rows_at_once` says. (On a GPU, torch's losses end the use of CUDA by the process where a label is out of range: check
     labels before.)
 
     Guarantee: grid.step times each example's term has norm at most clip_norm (without the entry of `indicator`).
