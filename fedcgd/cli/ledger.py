@@ -4,14 +4,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcgd import ledger
-from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import (
     AdoptOptions,
     ComposeOptions,
-    ExportOptions,
-    LedgerOptions,
-    ModelOptions,
+    ModelFileOptions,
     SealOptions,
+    ShowOptions,
     VerifyOptions,
 )
 from fedcgd.cli.printing import (
@@ -21,36 +20,35 @@ from fedcgd.cli.printing import (
     key_value_table,
     note,
     print_json,
+    printed,
     status,
 )
 from fedcgd.cli.usage import complaints
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.verification import NO_REGISTER
+from fedcgd.ledger.statement import described, facts
+from fedcgd.ledger.texts import finding
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.support.files import check_private
 from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import clean
 
 
-def show(asked: LedgerOptions) -> None:
-    """Say where a run stands: rounds, attempts, ε so far."""
-    with status(asked.json):
-        record, verification = records(asked.path), ledger.verify(asked.path)
+def show(asked: ShowOptions) -> None:
+    """Print where a run stands: rounds, attempts, ε so far; with --json all records, without user ids and models."""
     if asked.json:
-        print_json({"run": record["run"], "verification": verification.to_description()})
+        print_json(ledger.export(asked.path))
         return
+    with status(quiet=False):
+        record, verification = records(asked.path), ledger.verify(asked.path)
     run = record["run"]
     rows = [
         ("created", str(run["created"])),
-        ("released", f"{verification.released} of {plural(verification.planned, 'round', 'rounds')}"),
-        *_promised(verification),
-        ("mechanism", str(run["plan"]["mechanism"]["name"])),
-        *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
+        *facts(described(run, verification)),
+        *([("not covered by ε", NOT_COVERED)] if verification.run.forwards_client_metrics else []),
         ("key", f"fingerprint {run['key_fingerprint']}"),
-        ("sealed", str(run["sealed"] or "no")),
-        *(("adopted", text) for text in verification.adopted),
+        *(("adopted", text) for text in verification.run.adopted),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
         ("rounds skipped", str(len(record["skips"]))),
     ]
@@ -67,7 +65,7 @@ def verify(asked: VerifyOptions) -> int:
     """Derive ε again from the records alone; exit code 1 if they contradict each other, the plan or the register of the key."""
     with status(asked.json):
         register = asked.register or register_beside(asked.path)
-        verification = ledger.verify(asked.path, register=register)
+        run, verification = records(asked.path)["run"], ledger.verify(asked.path, register=register)
     try:
         check_private(asked.path, "the ledger, which says who took part when,")
     except ValueError as error:  # it may be a copy that was given to a reviewer
@@ -75,17 +73,16 @@ def verify(asked: VerifyOptions) -> int:
     if asked.json:
         print_json(verification.to_description())
     else:
-        for name, value in _promised(verification):
+        for name, value in facts(described(run, verification)):
             console.print(f"{name}: {escape(clean(value, MOST_SHOWN))}", soft_wrap=True)
-        if verification.forwards_client_metrics:
+        if verification.run.forwards_client_metrics:
             note("Not private", NOT_COVERED)
-        for text in verification.adopted:
+        for text in verification.run.adopted:
             note("Adopted", text, "yellow")
-        for text in (*verification.notes, *filter(None, [verification.delta_note])):
-            note("Note", text, "yellow")
-        if register is None:
-            note("Note", NO_REGISTER, "yellow")
-        else:
+        unknown = finding("no-register") if register is None else None
+        for told in filter(None, (*verification.notes, verification.delta_note, unknown)):
+            note("Note", told, "yellow")
+        if register is not None:
             console.print(f"compared with the register {register}", soft_wrap=True, markup=False)
         for problem in verification.problems:
             note("Problem", problem)
@@ -95,13 +92,8 @@ def verify(asked: VerifyOptions) -> int:
     return EXIT_PROBLEMS if verification.problems else 0
 
 
-def export(asked: ExportOptions) -> None:
-    """Print all records as JSON, without user ids and models. Cohort sizes are in it: they are not differentially private."""
-    print_json(ledger.export(asked.path))
-
-
 def compose(asked: ComposeOptions) -> int:
-    """Say what several runs cost together each user who was in them; users are the same if their ids are."""
+    """Print what several runs cost together each user who was in them; users are the same if their ids are."""
     with status(asked.json):
         found = ledger.joint(asked.paths, delta=asked.delta, user=asked.user, register=asked.register)
     if asked.json:
@@ -130,7 +122,7 @@ def compose(asked: ComposeOptions) -> int:
     return EXIT_PROBLEMS if found.problems else 0
 
 
-def model(asked: ModelOptions) -> None:
+def model(asked: ModelFileOptions) -> None:
     """Write the last released model by name: the arrays that the run trained, and no others."""
     count = ledger.save_model(asked.path, asked.target, carried=asked.carried)
     if asked.carried:
@@ -142,48 +134,28 @@ def model(asked: ModelOptions) -> None:
             ". Arrays that were not trained (counters, frozen layers, fixed statistics) are not in a ledger; --carried takes "
             "them from the model that the run began with"
         )
-    console.print(f"{written} in {asked.target}{rest}", soft_wrap=True)
+    printed(asked.json, {"arrays": count, "target": str(asked.target)}, f"{written} in {asked.target}{rest}")
 
 
 def adopt(asked: AdoptOptions) -> None:
     """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost."""
     released = ledger.adopt(asked.path, NoiseKey.from_file(asked.key_file, runs=asked.runs))
-    console.print(
+    printed(
+        asked.json,
+        {"adopted": str(asked.path), "released": released, "key_file": str(asked.key_file)},
         f"{asked.path} is adopted after {plural(released, 'released round', 'released rounds')}, and goes on with "
         f"{asked.key_file}",
-        soft_wrap=True,
     )
 
 
 def seal(asked: SealOptions) -> None:
     """End a run for good and delete its key, so that nobody can remove the noise from what was released."""
     ledger.seal(asked.path, asked.key_file)
-    console.print(
+    printed(
+        asked.json,
+        {"sealed": str(asked.path), "deleted": asked.key_file and str(asked.key_file)},
         f"{asked.path} is sealed"
         + (f", {asked.key_file} is deleted" if asked.key_file else "; delete its key where you keep it")
         + ". Where a SuperLink was deployed, delete its database and journal too when it has stopped (state.db, state.db-wal, "
         "state.db-shm): they hold what nodes sent, without noise",
-        soft_wrap=True,
     )
-
-
-def _promised(verification: ledger.Verification) -> list[tuple[str, str]]:
-    """What the record promises: name and value of each part."""
-    whole, budget = str(verification.whole), verification.budget
-    if verification.noiseless:
-        whole += f" — {NO_NOISE}"
-    if verification.simulated:
-        whole += " — SIMULATION: the key comes from a seed, and nothing here is private"
-    found = [
-        ("whole run, as planned", whole),
-        ("with its evaluations on users' data", verification.with_evaluations),
-        ("released so far", verification.guarantee or "nothing is released"),
-        ("keepers", verification.keepers),
-        ("who a user is", verification.identity),
-    ]
-    if budget is not None:
-        streams = f" (streams {', '.join(budget['after'])})" if budget["after"] else ""
-        earlier = f"{plural(len(budget['after']), 'earlier run', 'earlier runs')}{streams}"
-        said = f"ε ≤ {budget['epsilon']:g} at δ = {budget['delta']:g} for each user, together with {earlier}"
-        found.append(("joint budget", f"{said}; fedcgd ledger compose with their ledgers checks it"))
-    return [(name, str(value)) for name, value in found if value is not None]

@@ -7,10 +7,10 @@ from typing import Self
 
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.record import RefusedError
-from fedcgd.ledger.participation_counter import USERS, ParticipationCounter
-from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
+from fedcgd.ledger.attempts import ParticipationCounter
+from fedcgd.ledger.store import USERS
 from fedcgd.participation.user_ids import user_ids
-from fedcgd.support.records import check_record
+from fedcgd.support.records import MEMORY, Closable, check_record, make_tables, now, open_file, transaction
 
 _FORMAT = 1
 
@@ -89,8 +89,8 @@ class NodeParticipations(Closable):
                 self._connection.execute("INSERT INTO run VALUES (1, ?, ?)", (now(), agreement.context))
             elif bytes(pinned[0]) != agreement.context:
                 raise RefusedError(
-                    "this node counts its users' participations for another run, and two runs cost them more than either says: to "
-                    "take part in this one too, name another file as participations= in the node's configuration"
+                    "this node counts its users' participations for another run, and two runs cost them more than either says: "
+                    "to take part in this one too, name another file as participations= in the node's configuration"
                 )
             users = [f"{agreement.kind} {user}" for user in ids]
             try:
@@ -118,6 +118,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     (written,) = connection.execute("PRAGMA user_version").fetchone()
     if written != _FORMAT:
         raise ValueError(
-            f"this node's participations were counted by another version of fedcgd (format {written}, not {_FORMAT}), which would "
-            "count none of them: end that run with the version that began it, and name another file as participations= for another run"
+            f"this node's participations were counted by another version of fedcgd (format {written}, not {_FORMAT}), which "
+            "would count none of them: end that run with the version that began it, and name another file as participations= for "
+            "another run"
         )

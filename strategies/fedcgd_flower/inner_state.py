@@ -13,7 +13,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedcgd.ledger.settings import TRAINING
 from fedcgd_flower.flower_private import log_info
 
 _Arrays = dict[str, NDArray[Any]]
@@ -227,7 +226,7 @@ def settings(inner: Strategy) -> dict[str, Any]:
         if not hasattr(inner, setting):
             raise ValueError(f"training_settings of {name} names {setting!r}, which it does not have")
         kept[setting] = _comparable(f"{setting} of {name}", getattr(inner, setting))
-    return {"strategy": name, TRAINING: kept}
+    return {"strategy": name, "training": kept}
 
 
 _FLOWERS_SETTINGS = {

@@ -46,7 +46,7 @@ def test_without_noise_they_differ_by_rounding_alone(models):
 
 def test_rank_0_keeps_the_ledger_of_all(models):
     found = verify(models["folder", 2] / "recorded.db")
-    assert (found.problems, found.released, found.users) == ((), 6, 36)
+    assert (found.problems, found.released, found.run.users) == ((), 6, 36)
 
 
 def test_what_fails_on_one_rank_is_released_on_none(models):

@@ -85,7 +85,7 @@ def test_the_ledger_is_verified_and_says_what_the_plan_does(tmp_path):
     process = Process(tmp_path / "run.db")
     process.train(4)
     found = verify(tmp_path / "run.db")
-    assert (found.problems, found.released, found.users) == ((), 4, 24)
+    assert (found.problems, found.released, found.run.users) == ((), 4, 24)
     assert found.whole.epsilon == PLAN.guarantee().epsilon
     [note] = found.notes
     assert note.startswith("central training: a user is one example")

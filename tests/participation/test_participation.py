@@ -55,7 +55,7 @@ def test_bins_may_name_the_participations_that_they_give():
         options = {"rounds": 12, "min_separation": bins, "sampling": "balls-in-bins"}
         assert Participation(**options, max_participations=k).participations == k
         if k > 1:
-            with pytest.raises(ValueError, match="a user takes part in every one of"):
+            with pytest.raises(ValueError, match="leave max_participations"):
                 Participation(**options, max_participations=k - 1)
 
 
@@ -63,7 +63,7 @@ def test_rounds_released_are_within_the_run():
     participation = Participation(rounds=5)
     assert [participation.rounds_released(released) for released in (None, 0, 1, 5)] == [5, 0, 1, 5]
     for released in (-1, 6):
-        with pytest.raises(ValueError, match=f"released must be in 0 … 5, got {released}"):
+        with pytest.raises(ValueError, match=f"got {released};"):
             participation.rounds_released(released)
 
 

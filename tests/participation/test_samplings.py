@@ -107,5 +107,5 @@ def test_who_is_away_breaks_no_limit_of_a_shuffle(b: int) -> None:
 @pytest.mark.parametrize(("b", "k"), [(2, 4), (3, 4), (7, 4), (1, 5), (1, None)])
 def test_a_shuffle_of_parts_of_blocks_or_epochs_is_refused(b: int, k: int | None) -> None:
     """Epochs of 24/4 = 6 rounds: blocks of 5 and 4 do not divide them, and 24 rounds are not 5 epochs."""
-    with pytest.raises(ValueError, match=r"shuffle (has|needs) (min_separation|max_participations)"):
+    with pytest.raises(ValueError, match="min_separation" if k == 4 else "max_participations"):
         Participation(rounds=24, min_separation=b, max_participations=k, sampling="shuffle")
