@@ -1,146 +1,74 @@
-"""Which examples are in which step: a batch sampler for each sampling that is accounted for."""
+"""The batches of a run's rounds as a data loader gives them: drawn by the key, in parts, empty ones too, in several copies."""
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
+from fedcgd.central.batches import Batches, Rows
 from fedcgd.opacus.independence import same_random_numbers
-from fedcgd.opacus.release_tracker import ReleaseTracker
-from fedcgd.participation import Participation
-from fedcgd.participation.cohorts import bin_of, place, rounds_of
-
-Indices = NDArray[np.intp]
+from fedcgd.opacus.private_run import PrivateRun
+from fedcgd.opacus.rounds import Rounds
 
 
 class RoundBatches(BatchSampler):
-    """The batches of one epoch of `steps` rounds, from the first round that has not been released yet, each in `parts` parts.
+    """The batches of one epoch, from the first round that has not been released yet, each in the parts of this process.
 
     An epoch that was left early goes on where it stopped. A batch is issued only when the one before it has been released, and
-    to the loop that began last (see `ReleaseTracker`). After the last round RuntimeError is raised.
-
-    - none: a fixed split in a random order, the same in every epoch.
-    - balls-in-bins: each example in one bin, drawn once.
-      (Both as a server draws users that are called "0", "1", …: `fedcgd.participation.cohorts`.)
-    - b-min-sep: each example by coins of its own, at least `min_separation` rounds apart, drawn once for the whole run.
-    - random-allocation: each example in one random batch of each epoch, drawn anew.
-    - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
-
-    All draws are pure functions of the secret that `key(run)` returns; the run may change when a checkpoint is loaded.
+    to the loop that began last (see `Rounds`). After the last round StepError is raised.
 
     A `torch.utils.data.BatchSampler` by its `batch_size`, the expected one, from which `BatchMemoryManager` finds how many
     physical batches there are.
+
+    Args:
+        run: whose plan and key draw the batches (`fedcgd.central.batches`).
+        rounds: issue them.
+        fixed_split: the examples of each round of an epoch; by default they are drawn.
     """
 
-    def __init__(
-        self,
-        participation: Participation,
-        examples: int,
-        steps: int,
-        key: Callable[[str], bytes],
-        tracker: ReleaseTracker,
-        parts: int = 1,
-        fixed_split: list[Indices] | None = None,
-        *,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        """The batches of a run.
-
-        Args:
-            participation: its sampling is one of those above.
-            examples: how many there are.
-            steps: rounds of an epoch.
-            key: by a run's name the secret that decides its batches.
-            tracker: issues them.
-            parts: how many batches the loaders give for a round, all together.
-            fixed_split: with the sampling "none", the examples of each round of an epoch; by default drawn by the key.
-            rank: which of the processes this is: each has `parts` / `ranks` parts of each round.
-            ranks: how many processes there are, all with the same secret.
-        """
-        self.batch_size = -(-examples // (steps * parts))
+    def __init__(self, run: PrivateRun, rounds: Rounds, fixed_split: list[Rows] | None = None) -> None:
+        epoch = run.epoch
+        self.batch_size = -(-epoch.examples // (epoch.steps * epoch.parts))
         self.drop_last = False
-        self._fixed_split = fixed_split
-        self._participation = participation
-        self._examples = examples
-        self._steps = steps
-        self.tracker = tracker
-        self._key = key
-        self.parts = parts // ranks
-        self._ranks, self._rank = ranks, rank
-        self._groups: tuple[bytes, list[Indices]] | None = None
-        self.ahead: deque[tuple[int, int]] | None = None
-        """Set by a `RoundLoader` that issues batches itself: the sizes of batches that this sampler prepared for it, and of the
-        rounds' whole batches."""
+        self.rounds, self.parts = rounds, epoch.parts // run.ranks.count
+        self._run, self._fixed_split = run, fixed_split
+        self._drawn: tuple[str, Batches] | None = None
+        self.ahead: deque[tuple[Rows, int]] | None = None
+        """Set by a `RoundLoader` that issues batches itself: the rows of rounds that this sampler has prepared for it, and how
+        many of them are in each part."""
 
     def __len__(self) -> int:
-        return self._steps * self.parts
+        return self._run.epoch.steps * self.parts
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._epoch(self.tracker.enter(), self.tracker.released, self.ahead)
+        return self._epoch(self.rounds.enter(), self.rounds.next, self.ahead)
 
-    def _epoch(self, loop: int, start: int, ahead: deque[tuple[int, int]] | None) -> Iterator[list[int]]:
-        end = min((start // self._steps + 1) * self._steps, self._participation.rounds)
-        for round in range(start, end):
-            batch = self.batch(round)
-            mine = np.array_split(batch, self.parts * self._ranks)[self._rank * self.parts :][: self.parts]
+    def _epoch(self, loop: int, start: int, ahead: deque[tuple[Rows, int]] | None) -> Iterator[list[int]]:
+        steps, ranks = self._run.epoch.steps, self._run.ranks
+        for round in range(start, min((start // steps + 1) * steps, self._run.plan.participation.rounds)):
+            if self.rounds.is_over(loop, round):
+                return
+            rows = self.rows(round)
+            mine = np.array_split(rows, self.parts * ranks.count)[ranks.rank * self.parts :][: self.parts]
             for i, part in enumerate(mine):
                 if ahead is None:
-                    self.tracker.issue_batch(loop, round, len(part), part=i, parts=self.parts, whole=len(batch))
+                    self.rounds.issue(loop, round, rows, len(part), (i, self.parts))
                 else:
-                    ahead.append((len(part), len(batch)))
+                    ahead.append((rows, len(part)))
                 yield part.tolist()
 
-    def batch(self, round: int) -> Indices:
-        """The examples of one round, in increasing order."""
-        groups = self.groups()
-        group = groups[round % len(groups)]
-        rate = self._participation.sampling_rate
-        if rate is None or self._participation.sampling == "b-min-sep":
-            return group
-        draws = self._uniform(f"round {round}", len(group))
-        # As integers, so that a rate of 1 takes everyone and no rounding raises the rate.
-        return group[draws < np.uint64(int(rate * 2**64))] if rate < 1 else group
-
-    def groups(self) -> list[Indices]:
-        """The examples of each bin, of each part of the fixed split, or of each round."""
-        key = self._key(self.tracker.run)
-        if self._groups is None or self._groups[0] != key:
-            self._groups = key, self._split()
-        return self._groups[1]
-
-    def _split(self) -> list[Indices]:
+    def rows(self, round: int) -> Rows:
+        """The examples of one round, in increasing order but for a fixed split."""
         if self._fixed_split is not None:
-            return self._fixed_split
-        key, examples, bins = self._key(self.tracker.run), range(self._examples), self._participation.min_separation
-        match self._participation.sampling:
-            case "balls-in-bins":
-                own = np.array([bin_of(str(i), bins, key) for i in examples])
-                return [np.flatnonzero(own == j) for j in range(bins)]
-            case "b-min-sep" | "random-allocation":
-                drawn: list[list[int]] = [[] for _ in range(self._participation.rounds)]
-                for i in examples:
-                    for round in rounds_of(str(i), self._participation, key):
-                        drawn[round].append(i)
-                return [np.array(batch, dtype=np.intp) for batch in drawn]
-            case "none":
-                return self._equal_parts(self._steps)
-            case "poisson" | "cyclic-poisson":
-                return self._equal_parts(bins)
-
-    def _equal_parts(self, count: int) -> list[Indices]:
-        key = self._key(self.tracker.run)
-        order = np.argsort(np.array([place(str(i), key) for i in range(self._examples)], np.uint64), kind="stable")
-        return [np.sort(part) for part in np.array_split(order, count)]
-
-    def _uniform(self, purpose: str, count: int) -> NDArray[np.uint64]:
-        stream = hashlib.shake_256(self._key(self.tracker.run) + b"fedcgd batches " + purpose.encode())
-        return np.frombuffer(stream.digest(8 * count), dtype="<u8")
+            return self._fixed_split[round % len(self._fixed_split)]
+        run = self.rounds.releases.run  # which may be another when a checkpoint is loaded
+        if self._drawn is None or self._drawn[0] != run:
+            secret = self._run.key.choices_of(run)
+            self._drawn = run, Batches(self._run.plan.participation, self._run.epoch.examples, lambda: secret)
+        return self._drawn[1].rows(round)
 
 
 class RoundLoader(DataLoader[Any]):
@@ -151,20 +79,21 @@ class RoundLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = self.batch_sampler
-        ahead: deque[tuple[int, int]] = deque()
+        ahead: deque[tuple[Rows, int]] = deque()
         batches.ahead = ahead
         try:
             prepared = super().__iter__()
         finally:
             batches.ahead = None
-        return self._in_turn(prepared, ahead, batches.tracker.loop, batches.tracker.released)
+        return self._in_turn(prepared, ahead, batches.rounds.loop, batches.rounds.next)
 
-    def _in_turn(self, prepared: Iterator[Any], ahead: deque[tuple[int, int]], loop: int, first: int) -> Iterator[Any]:
+    def _in_turn(self, prepared: Iterator[Any], ahead: deque[tuple[Rows, int]], loop: int, first: int) -> Iterator[Any]:
         batches = self.batch_sampler
         for i, batch in enumerate(prepared):
             round, part = first + i // batches.parts, i % batches.parts
-            examples, whole = ahead.popleft()
-            batches.tracker.issue_batch(loop, round, examples, part=part, parts=batches.parts, whole=whole)
+            if batches.rounds.is_over(loop, round):
+                return
+            batches.rounds.issue(loop, round, *ahead.popleft(), (part, batches.parts))
             self.collate_fn.note(batch)
             yield batch
 
@@ -256,19 +185,27 @@ class CopiedExamples(Dataset[list[Any]]):
         return [example, *(self.dataset[index] for _ in range(self.copies - 1))]
 
 
-def loader_over(data_loader: DataLoader[Any], batches: RoundBatches, batch_first: bool, copies: int) -> RoundLoader:
-    """The data set of `data_loader` in `batches`, with its other settings; each example in so many copies."""
-    collate, dataset = data_loader.collate_fn, data_loader.dataset
+def private_loader(data_loader: DataLoader[Any], run: PrivateRun, rounds: Rounds) -> RoundLoader:
+    """The data set of `data_loader` in the batches that the key draws, with its other settings.
+
+    For debugging (no noise, nothing secret) they are those of a loader without shuffling, in its order.
+    """
+    collate, dataset, copies = data_loader.collate_fn, data_loader.dataset, run.gradients.copies
     if isinstance(dataset, CopiedExamples):
         dataset = dataset.dataset
     if copies > 1:
         dataset = CopiedExamples(dataset, copies)
     if isinstance(collate, BatchCollation):
         collate = collate.wrapped_collator_fn
+    in_order = None
+    if run.plan.noiseless and not run.plan.participation.is_secret and type(data_loader.sampler) is SequentialSampler:
+        batches = [np.array(batch, dtype=np.intp) for batch in data_loader.batch_sampler]  # type: ignore[union-attr]
+        several = len(batches) // run.epoch.steps
+        in_order = [np.concatenate(batches[i : i + several]) for i in range(0, len(batches), several)]
     return RoundLoader(
         dataset,
-        batch_sampler=batches,
-        collate_fn=BatchCollation(collate, dataset, batch_first, copies),
+        batch_sampler=RoundBatches(run, rounds, in_order),
+        collate_fn=BatchCollation(collate, dataset, run.gradients.batch_first, copies),
         num_workers=data_loader.num_workers,
         pin_memory=data_loader.pin_memory,
         worker_init_fn=data_loader.worker_init_fn,
@@ -276,12 +213,3 @@ def loader_over(data_loader: DataLoader[Any], batches: RoundBatches, batch_first
         prefetch_factor=data_loader.prefetch_factor,
         persistent_workers=False,  # workers of the last epoch would run ahead with its rounds
     )
-
-
-def split_in_order(data_loader: DataLoader[Any], accumulation_steps: int) -> list[Indices]:
-    """The examples of each round of an epoch as a loader without shuffling has them: in its order, in its batches."""
-    batches = [np.array(batch, dtype=np.intp) for batch in data_loader.batch_sampler]  # type: ignore[union-attr]
-    return [
-        np.concatenate(batches[start : start + accumulation_steps])
-        for start in range(0, len(batches), accumulation_steps)
-    ]

@@ -1,7 +1,7 @@
 """What the Opacus engine refuses before any work: loaders, models and optimizers whose releases no plan would cover."""
 
 import math
-from typing import Any, assert_never
+from typing import Any
 
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import nn, optim
@@ -17,17 +17,19 @@ from torch.utils.data import (
     Subset,
 )
 
+from fedcgd.central.batches import Batches
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.earlier_runs import origins_of
 from fedcgd.opacus.ghost import layer_type
+from fedcgd.opacus.overlap import origins_of
+from fedcgd.opacus.private_run import Epoch
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
 
 
-def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple[int, int]:
-    """(examples, steps of an epoch) when a step takes so many batches. Raises for a loader that picks examples its own way."""
+def epoch_of(data_loader: DataLoader[Any], accumulation_steps: int, ranks: int = 1) -> Epoch:
+    """An epoch in which a step takes so many batches. Raises for a loader that picks examples its own way."""
     if isinstance(data_loader.dataset, IterableDataset):
         raise TypeError("the data set must have a length and indices, so that the engine can pick its batches")
     if data_loader.batch_sampler is None:
@@ -58,7 +60,13 @@ def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple
             f"accumulation_steps must be at least 1 and divide the {batches} batches of an epoch, got {accumulation_steps}: "
             "choose the batch size accordingly"
         )
-    return len(data_loader.dataset), batches // accumulation_steps  # type: ignore[arg-type]
+    if accumulation_steps > 1 and accumulation_steps % ranks:
+        raise ValueError(
+            f"accumulation_steps must be 1 or a multiple of the {ranks} processes, so that each has as many parts of a batch, "
+            f"got {accumulation_steps}"
+        )
+    parts = accumulation_steps if accumulation_steps > 1 else ranks
+    return Epoch(examples=len(data_loader.dataset), steps=batches // accumulation_steps, parts=parts)  # type: ignore[arg-type]
 
 
 def _repeated(dataset: Any) -> list[int]:
@@ -70,66 +78,21 @@ def _repeated(dataset: Any) -> list[int]:
     return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
 
 
-def check_parts(accumulation_steps: int, ranks: int) -> None:
-    """Raise ValueError unless each of `ranks` processes can have as many parts of a batch."""
-    if accumulation_steps > 1 and accumulation_steps % ranks:
+def check_fits(participation: Participation, epoch: Epoch) -> None:
+    """Raise ValueError unless the rounds of `participation` are whole epochs, and its batches as large as those of the loader."""
+    if participation.rounds % epoch.steps:
         raise ValueError(
-            f"accumulation_steps must be 1 or a multiple of the {ranks} processes, so that each has as many parts of a batch, "
-            f"got {accumulation_steps}"
+            f"the plan has {participation.rounds} rounds, and an epoch of the data loader {epoch.steps} steps: plan for a "
+            f"multiple of {epoch.steps} rounds, epochs · len(data_loader), or choose batch_size and drop_last so that an epoch "
+            "has the steps of the plan"
         )
-
-
-def check_fits(participation: Participation, steps: int) -> None:
-    """Raise ValueError unless batches of a loader with `steps` steps an epoch keep the promise of `participation`."""
-    rounds, separation = participation.rounds, participation.min_separation
-    if rounds % steps:
+    planned = Batches(participation, epoch.examples, bytes).planned_size
+    if not math.isclose(planned * epoch.steps, epoch.examples, rel_tol=1e-9):
         raise ValueError(
-            f"the plan has {rounds} rounds, and an epoch of the data loader {steps} steps: plan for a multiple of {steps} "
-            "rounds, epochs · len(data_loader), or choose batch_size and drop_last so that an epoch has the steps of the plan"
+            f"the plan expects {planned:.6g} of the {epoch.examples} examples in a batch, and a data loader with {epoch.steps} "
+            f"steps an epoch has {epoch.examples / epoch.steps:.6g}: plan with 1/{epoch.steps} of the examples in each round "
+            f"(without sampling and for balls-in-bins min_separation={epoch.steps}), or choose another batch_size"
         )
-    rate = participation.sampling_rate
-    match participation.sampling:
-        case "b-min-sep":
-            assert participation.expected_rate is not None
-            if not math.isclose(participation.expected_rate * steps, 1.0, rel_tol=1e-9):
-                remedy = (
-                    f"plan with sampling_rate=1/{steps - separation + 1}"
-                    if separation <= steps
-                    else f"plan with a min_separation of at most {steps}"
-                )
-                raise ValueError(
-                    f"the plan expects {participation.expected_rate:.6g} of the examples in a batch, and a data loader with "
-                    f"{steps} steps an epoch has batches of 1/{steps} of them: {remedy}"
-                )
-        case "poisson" | "cyclic-poisson":
-            assert rate is not None
-            if not math.isclose(rate * steps, separation, rel_tol=1e-9):
-                raise ValueError(
-                    f"the plan's sampling_rate is {rate}, and a data loader with {steps} steps an epoch has batches of "
-                    f"{separation}/{steps} of the examples of a round's group: plan with sampling_rate={separation / steps}"
-                )
-            if separation > steps:
-                raise ValueError(f"the plan has {separation} groups, and the data loader only {steps} steps an epoch")
-        case "balls-in-bins":
-            if separation != steps:
-                raise ValueError(
-                    f"the plan has {separation} bins (min_separation), and the data loader {steps} steps an epoch; they must be "
-                    "equal"
-                )
-        case "random-allocation":
-            if participation.participations * steps != rounds:
-                raise ValueError(
-                    f"the plan has {participation.participations} epochs (max_participations), and {rounds} rounds with {steps} "
-                    f"steps an epoch are {rounds // steps}; they must be equal"
-                )
-        case "none":
-            if separation > steps or participation.participations < rounds // steps:
-                raise ValueError(
-                    f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this "
-                    f"data loader each example takes part {rounds // steps} times, {steps} rounds apart"
-                )
-        case unknown:
-            assert_never(unknown)
 
 
 def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> None:

@@ -194,7 +194,7 @@ def batches(plan: Plan, examples: int, steps: int) -> list[np.ndarray]:
         data_loader=DataLoader(data, batch_size=examples // steps),
         plan=plan,
     )
-    return [loader.batch_sampler.batch(t) for t in range(plan.participation.rounds)]
+    return [loader.batch_sampler.rows(t) for t in range(plan.participation.rounds)]
 
 
 def test_batches_of_opacus_have_each_example_once_in_each_epoch() -> None:
