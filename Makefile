@@ -102,7 +102,7 @@ workflows:
 	$(VENV)-workflows/bin/actionlint
 	$(VENV)-workflows/bin/zizmor --offline --persona pedantic .github
 
-# Do the tests notice a change in what ε depends on? An hour on 2 cores; goes on where it was stopped (docs/testing.md).
+# Do the tests notice a change in what ε depends on? An hour on 2 cores; goes on where it was stopped (tests/README.md).
 mutants: $(VENV)/installed
 	$(BIN)/python tools/mutants/run.py --minutes 60 --jobs 2
 

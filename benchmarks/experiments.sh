@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that docs/results.md, docs/results_data.md and docs/results_federated.md show: the studies, the plots and the tables.
+# Everything that docs/results.md and the tables in benchmarks/reports show: the studies, the plots and the tables.
 #
 #     benchmarks/experiments.sh [RESULTS [STUDY…]]
 #
@@ -13,6 +13,6 @@ cd "$root/simulations"
 export OMP_NUM_THREADS=1
 python -m fedcgd_experiments run "${@:2}" --results "$results" --processes 0 --nice 19
 python -m fedcgd_experiments plot --results "$results" --output "$results/plots"
-for page in results results_data results_federated; do
-    python -m fedcgd_experiments page "$root/docs/$page.md" --results "$results"
+for page in docs/results benchmarks/reports/results_data benchmarks/reports/results_federated; do
+    python -m fedcgd_experiments page "$root/$page.md" --results "$results"
 done

@@ -4,12 +4,24 @@
 #     benchmarks/gpu.sh [RESULTS]             RESULTS: a folder, results/gpu if not given; what it holds is not measured again
 #     TABLES=1 benchmarks/gpu.sh [RESULTS]    the whole Tables 1 and 2 of arXiv:2601.22334, which take hours
 #     DRY=1 benchmarks/gpu.sh [RESULTS]       tiny sizes, on a CPU too: whether this script gets through
+#     benchmarks/gpu.sh cifar DATA [RESULTS]  accuracies on CIFAR-10 and IMDB instead, in MINUTES (9): the figures of arXiv:2601.22334 and
+#                                             the planner's exam. DATA: the folder of cifar-10-batches-bin and aclImdb; its sheet.json
+#                                             has every σ and plan: made, on a CPU in ten minutes, if it is not there
+#     benchmarks/gpu.sh pure [RESULTS]        time and memory of the pure step, the adapter and Opacus instead, in two minutes
 #
 # Needs: pip install -e '.[dev]', a CUDA GPU with 40 GB (PHYSICAL_BATCH=16 does with 20), no data and no network.
 # Prints and writes: correct.txt (tests.txt, and exit code 1, if a test failed), noise-*.json and runtime.jsonl (for
 # `python -m fedcgd_experiments plot`), each as soon as it is there.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
+task="" data=""
+if [ "${1:-}" = cifar ]; then
+    task=cifar data="$(cd "$2" && pwd)"
+    shift 2
+elif [ "${1:-}" = pure ]; then
+    task=pure
+    shift
+fi
 results="${1:-$root/results/gpu}"
 mkdir -p "$results"
 results="$(cd "$results" && pwd)"
@@ -26,6 +38,20 @@ if [ -n "${DRY:-}" ]; then
 elif ! python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then
     echo "there is no CUDA GPU that PyTorch can use ('torch.cuda.is_available()' is False); DRY=1 tries this script without one" >&2
     exit 2
+fi
+
+if [ "$task" = pure ]; then
+    python benchmarks/pure_step.py --output "$results/pure_step.jsonl" ${DRY:+--tiny}
+    exit
+fi
+
+if [ "$task" = cifar ]; then
+    accuracies="python -m fedcgd_experiments.real_data"
+    [ -s "$data/sheet.json" ] || $accuracies prepare "$data/sheet.json"
+    [ ! -d "$data/aclImdb" ] || $accuracies texts --data-dir "$data" > "$results/texts.log" 2>&1 & # while networks are trained
+    $accuracies run "$data/sheet.json" "$results/real_data.jsonl" --data-dir "$data" --device "$device" --minutes "${MINUTES:-9}" \
+        ${DRY:+--examples 40 --rounds 2} | tee -a "$results/real_data.log"
+    exit
 fi
 
 wrong=0

@@ -14,6 +14,7 @@ from fedcgd.optimisation.catalogue import TABLE, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"
+REPOSITORY = "https://github.com/fedcgd/fedcgd/blob/main"
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLE = re.compile(r"^Example: (.+(?:\n+.+)*)$", re.MULTILINE)
@@ -38,7 +39,13 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         markdown = markdown.partition(COMMANDS_HERE)[0] + command_line()
     if page.file.src_uri.startswith("tutorials/") and notebook_cells(markdown):
         markdown += f"\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{download}}\n"
-    return markdown.replace(f"](../{PLOTS}/", "](plots/")
+    return _outside(page.file.src_uri).sub(rf"]({REPOSITORY}/\1", markdown.replace(f"](../{PLOTS}/", "](plots/"))
+
+
+def _outside(page: str) -> re.Pattern[str]:
+    """Links of a page of docs/ to files of the repository that are no pages of this site."""
+    up = re.escape("../" * (page.count("/") + 1))
+    return re.compile(rf"\]\({up}((?:benchmarks|examples|tests|tools|CONTRIBUTING|SECURITY)[^)]*)")
 
 
 def notebook_cells(markdown: str) -> list[dict[str, Any]]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcgd.central.batches import Rows
 from fedcgd.central.ranks import Ranks
 from fedcgd.ledger import Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.tensors import sum_digest
+from fedcgd.participation.samplings import Rows
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseMode, array_noise, lattice_of
 from fedcgd.release.tensors import joint_nonce, tensor_noise
@@ -89,7 +89,9 @@ class Releases:
         def joint(nonce: int, attempt: int) -> int:
             """A nonce that is bound to what every rank has summed."""
             parts = ranks.all_of(nonce)
-            return nonce if len(parts) == 1 else joint_nonce(key, self.run, parts, earlier=self._nonces, attempt=attempt)
+            return (
+                nonce if len(parts) == 1 else joint_nonce(key, self.run, parts, earlier=self._nonces, attempt=attempt)
+            )
 
         self._begin, self._joint = begin, joint
         begin(ranks.from_first(opened))

@@ -15,7 +15,7 @@ from fedcgd.cli.printing import budget, check_plot, console, drawn, print_json, 
 from fedcgd.planning import (
     LinearModel,
     PlannedRecipe,
-    Question,
+    PlanningProblem,
     RehearsedRecipe,
     as_python,
     as_run_config,
@@ -39,7 +39,7 @@ def plan(asked: PlanOptions) -> None:
     """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate."""
     check_plot(asked.plot)
     as_clip_norm(asked.clip_norm)
-    question = Question(
+    question = PlanningProblem(
         users=asked.users, epsilon=asked.epsilon, delta=asked.delta, secret=tuple(asked.secret or ()),
         turns=asked.turns, max_cohort=asked.max_cohort, max_rounds=asked.max_rounds, buffers=asked.buffers,
         spectrum=_public(asked.spectrum, sure=asked.spectrum_is_public),
@@ -121,7 +121,7 @@ def _check_public(what: str, option: str, sure: bool) -> None:
         )
 
 
-def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dict[str, Any]:
+def figures(planned: PlannedRecipe, question: PlanningProblem, clip_norm: float) -> dict[str, Any]:
     """A recipe as the JSON has it."""
     recipe = planned.recipe
     return {
@@ -147,7 +147,7 @@ def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dic
     }
 
 
-def _model(question: Question) -> str:
+def _model(question: PlanningProblem) -> str:
     """What the loss is taken for, in words."""
     if question.spectrum is not None:
         return "as the spectrum says"
@@ -159,7 +159,7 @@ def _model(question: Question) -> str:
 
 
 def show(
-    ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float, more: PlannedRecipe | None = None
+    ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: float, more: PlannedRecipe | None = None
 ) -> None:
     """The recipes as a table, and one as Python and as a run configuration; `more` has twice the turns, and is better."""
     secret = " or ".join(question.secret) or "nothing"
@@ -191,7 +191,7 @@ def show(
         table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right", overflow="fold")
     for one in ranked:
         recipe = one.recipe
-        who = ", everybody" if recipe.steps == 1 else "" if recipe.sampling == "none" else f", {recipe.sampling}"
+        who = ", everybody" if recipe.steps == 1 else f", {recipe.sampling}" * recipe.is_secret
         schedule = "const" if recipe.schedule == "constant" else recipe.schedule
         loss = as_part(one.outcome.loss)
         table.add_row(
@@ -230,7 +230,7 @@ def show(
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _frontier(question: Question, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
+def _frontier(question: PlanningProblem, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
     """For each kind, (turns, the least expected loss of at most so many)."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for turns in sorted({turns for turns in _TURNS if turns < question.turns} | {question.turns}):
@@ -241,7 +241,7 @@ def _frontier(question: Question, say: Callable[[str], None]) -> dict[str, list[
     return curves
 
 
-def draw(path: Path, question: Question, curves: dict[str, list[tuple[int, float]]]) -> None:
+def draw(path: Path, question: PlanningProblem, curves: dict[str, list[tuple[int, float]]]) -> None:
     """Expected loss against turns, one curve a kind, into the image file `path`."""
     with drawn(path, 7, 4.5) as figure:
         axes = figure.add_subplot(

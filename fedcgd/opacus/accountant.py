@@ -54,7 +54,7 @@ class RunAccountant(NullAccountant):
         self.rounds, self.sample_rate, self.fingerprint = rounds, sample_rate, fingerprint
         self.assumed_independent = assumed_independent
 
-    __getstate__ = Rounds.__getstate__  # type: ignore[assignment]
+    __getstate__ = Rounds.__getstate__
 
     @property
     def plan(self) -> Plan:

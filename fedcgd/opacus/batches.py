@@ -8,10 +8,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
-from fedcgd.central.batches import Batches, Rows
 from fedcgd.opacus.independence import same_random_numbers
 from fedcgd.opacus.private_run import PrivateRun
 from fedcgd.opacus.rounds import Rounds
+from fedcgd.participation.batches import ExampleRounds
+from fedcgd.participation.samplings import Rows
 
 
 class RoundBatches(BatchSampler):
@@ -24,7 +25,7 @@ class RoundBatches(BatchSampler):
     physical batches there are.
 
     Args:
-        run: whose plan and key draw the batches (`fedcgd.central.batches`).
+        run: whose plan and key draw the batches (`ExampleRounds`).
         rounds: issue them.
         fixed_split: the examples of each round of an epoch; by default they are drawn.
     """
@@ -35,7 +36,7 @@ class RoundBatches(BatchSampler):
         self.drop_last = False
         self.rounds, self.parts = rounds, epoch.parts // run.ranks.count
         self._run, self._fixed_split = run, fixed_split
-        self._drawn: tuple[str, Batches] | None = None
+        self._drawn: tuple[str, ExampleRounds] | None = None
         self.ahead: deque[tuple[Rows, int]] | None = None
         """Set by a `RoundLoader` that issues batches itself: the rows of rounds that this sampler has prepared for it, and how
         many of them are in each part."""
@@ -66,8 +67,8 @@ class RoundBatches(BatchSampler):
             return self._fixed_split[round % len(self._fixed_split)]
         run = self.rounds.releases.run  # which may be another when a checkpoint is loaded
         if self._drawn is None or self._drawn[0] != run:
-            secret = self._run.key.choices_of(run)
-            self._drawn = run, Batches(self._run.plan.participation, self._run.epoch.examples, lambda: secret)
+            epoch, secret = self._run.epoch, self._run.key.choices_of(run)
+            self._drawn = run, ExampleRounds(self._run.plan.participation, epoch.examples, secret, epoch.steps)
         return self._drawn[1].rows(round)
 
 
@@ -198,7 +199,11 @@ def private_loader(data_loader: DataLoader[Any], run: PrivateRun, rounds: Rounds
     if isinstance(collate, BatchCollation):
         collate = collate.wrapped_collator_fn
     in_order = None
-    if run.plan.noiseless and not run.plan.participation.is_secret and type(data_loader.sampler) is SequentialSampler:
+    if (
+        run.plan.noiseless
+        and run.plan.participation.expected_rate is None
+        and type(data_loader.sampler) is SequentialSampler
+    ):
         batches = [np.array(batch, dtype=np.intp) for batch in data_loader.batch_sampler]  # type: ignore[union-attr]
         several = len(batches) // run.epoch.steps
         in_order = [np.concatenate(batches[i : i + several]) for i in range(0, len(batches), several)]

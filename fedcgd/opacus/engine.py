@@ -34,7 +34,7 @@ from fedcgd.opacus.private_run import Epoch, GradientSettings, PrivateRun
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.opacus.shards import Shards, check_shards, refuse_shards, reshard
 from fedcgd.opacus.validation import check_fits, check_module, epoch_of, refuse_schedulers
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseMode
 
@@ -130,7 +130,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         max_grad_norm: float | None = None,
         epochs: int | None = None,
         target_delta: float | None = None,
-        sampling: Sampling | None = None,
+        sampling: str | None = None,
         groups: int | None = None,
         noise: NoiseMode | None = None,
         batch_first: bool = True,
@@ -252,7 +252,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         target_delta: float,
         epochs: int,
         max_grad_norm: float,
-        sampling: Sampling | None = None,
+        sampling: str | None = None,
         groups: int | None = None,
         poisson_sampling: bool | None = None,
         clipping: str = "flat",

@@ -14,13 +14,13 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fedcgd.central.batches import Rows
 from fedcgd.opacus.autograd_check import AutogradCheck
 from fedcgd.opacus.clipped_sum import Clipped, PerSampleGradients, check_passes, check_size, clip_factors, passes_of
 from fedcgd.opacus.ghost import forget_samples
 from fedcgd.opacus.private_run import PrivateRun
 from fedcgd.opacus.rounds import PendingRound, Rounds, StepError
 from fedcgd.opacus.shards import local, reshard, set_gradient
+from fedcgd.participation.samplings import Rows
 
 _PLANNED = ("max_grad_norm", "noise_multiplier", "expected_batch_size")
 
@@ -53,8 +53,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             expected_batch_size=run.epoch.examples / run.epoch.steps,
             loss_reduction=run.gradients.loss_reduction,
         )
+        self._trained: list[Any] = run.trained
         self._kept = [*run.trained, *run.module.parameters()]  # while they are, no other parameter has their id
-        self._known, self._trained = self._parameters(), run.trained
+        self._known = self._parameters()
         self._autograd: AutogradCheck | None = AutogradCheck(run.module, self._trained, self.loss_reduction == "mean")
         """Until it has compared something."""
         self._sizes = [local(p).numel() for p in self._trained]
@@ -67,7 +68,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self.handles: list[RemovableHandle] = [
             run.optimizer.register_step_pre_hook(self._only_after_a_release),
             *(
-                one.register_post_accumulate_grad_hook(partial(forget, p))
+                one.register_post_accumulate_grad_hook(partial(forget, p))  # type: ignore[no-untyped-call]
                 for p, one in zip(self._trained, whole, strict=True)
             ),
         ]

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedcgd.central.batches import Rows
 from fedcgd.central.releases import Releases
 from fedcgd.opacus.overlap import RunExamples
+from fedcgd.participation.samplings import Rows
 from fedcgd.plan import Plan
 
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
@@ -74,8 +74,8 @@ class Rounds:
         self.loop = 0
         """The number of the loop over the loader that began last: only it is given batches."""
         self.listener: StepListener | None = None
-        self._examples, self._pending, self._ended = examples, None, False
-        self._pending: PendingRound | None
+        self._examples, self._ended = examples, False
+        self._pending: PendingRound | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(

@@ -17,7 +17,6 @@ from torch.utils.data import (
     Subset,
 )
 
-from fedcgd.central.batches import Batches
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.ghost import layer_type
@@ -86,12 +85,23 @@ def check_fits(participation: Participation, epoch: Epoch) -> None:
             f"multiple of {epoch.steps} rounds, epochs · len(data_loader), or choose batch_size and drop_last so that an epoch "
             "has the steps of the plan"
         )
-    planned = Batches(participation, epoch.examples, bytes).planned_size
-    if not math.isclose(planned * epoch.steps, epoch.examples, rel_tol=1e-9):
+    rounds, separation = participation.rounds, participation.min_separation
+    rate = participation.expected_rate
+    if rate is None:
+        if separation > epoch.steps or participation.participations < rounds // epoch.steps:
+            raise ValueError(
+                f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this "
+                f"data loader each example takes part {rounds // epoch.steps} times, {epoch.steps} rounds apart"
+            )
+    elif not math.isclose(rate * epoch.steps, 1.0, rel_tol=1e-9):
+        rests = participation.scheme.takes_rate and separation <= epoch.steps
+        fitting = Participation.for_cohorts(
+            participation.sampling, rounds, users=epoch.steps, cohort_size=1, min_separation=separation if rests else None,
+            warm_start=participation.warm_start,
+        )  # fmt: skip
         raise ValueError(
-            f"the plan expects {planned:.6g} of the {epoch.examples} examples in a batch, and a data loader with {epoch.steps} "
-            f"steps an epoch has {epoch.examples / epoch.steps:.6g}: plan with 1/{epoch.steps} of the examples in each round "
-            f"(without sampling and for balls-in-bins min_separation={epoch.steps}), or choose another batch_size"
+            f"the plan expects {rate:.6g} of the examples in a batch, and a data loader with {epoch.steps} steps an epoch has "
+            f"batches of 1/{epoch.steps} of them: plan with {fitting.as_python()}, say"
         )
 
 

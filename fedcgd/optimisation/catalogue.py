@@ -40,6 +40,7 @@ from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.native.threads import one_thread
 from fedcgd.optimisation import Progress, banded, fitted, toeplitz
+from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
@@ -47,7 +48,6 @@ from fedcgd.support import cache
 from fedcgd.support.files import atomic_write
 from fedcgd.support.untrusted import MalformedError, Optional, conform, inflate, parse_json
 
-_MOST_ENTRIES = 2**24  # of a matrix that is read: four times as many as `dense` makes
 _FORMAT = 6  # raise it when an optimiser changes, so that older results are found no more
 
 
@@ -58,7 +58,7 @@ class Parameter:
     symbol: str
     meaning: str
     type: type[int] | type[float]
-    of: Callable[[Any], float]
+    read: Callable[[Any], float]
     """The number of a mechanism that is made already."""
     least: Callable[[Sequence[float]], float] | None = None
     """Of a number below 1 that may be left open, to be searched for a run: the least value that is tried, given all numbers in
@@ -117,7 +117,7 @@ class Row:
     def numbers(self, mechanism: Mechanism) -> tuple[float, ...]:
         """The numbers of a `mechanism` of this row, with unit columns or without, in the order of its spelling."""
         plain = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
-        return tuple(parameter.of(plain) for parameter in self.parameters)
+        return tuple(parameter.read(plain) for parameter in self.parameters)
 
 
 TABLE: dict[str, Row] = {
@@ -253,7 +253,7 @@ def mechanism(
     BISR(bands=4)
     """
     asked = MechanismSpec.parse(spelling) if isinstance(spelling, str) else spelling
-    if participation.sampling == "random-allocation":
+    if participation.spacing > participation.min_separation:
         # No optimiser knows of a sampling: as if turns were an epoch apart.
         participation = Participation(rounds=participation.rounds, min_separation=participation.spacing)
     row, optimise = asked.row, asked.row.optimise
@@ -353,8 +353,8 @@ def _form(field: Field[Any]) -> Any:
 
 def _unpacked(band: str, shape: Sequence[int]) -> Matrix:
     size = math.prod(shape)
-    if len(shape) != np.ndim([[]]) or min(shape) < 1 or size > _MOST_ENTRIES:
-        raise MalformedError(f"a band has two sizes and at most {_MOST_ENTRIES} entries, got {list(shape)[:3]}")
+    if len(shape) != np.ndim([[]]) or min(shape) < 1 or size > EFFORT.entries_read:
+        raise MalformedError(f"a band has two sizes and at most {EFFORT.entries_read} entries, got {list(shape)[:3]}")
     packed = inflate(base64.b64decode(band, validate=True), 8 * size, "a band")
     if len(packed) != 8 * size:
         raise MalformedError(f"a band of shape {list(shape)} has {8 * size} bytes, got {len(packed)}")

@@ -22,7 +22,7 @@ BARRIER = 1.0
 Without it the problem can have no solution: the loss may fall for ever while C becomes singular, and the noise of a round, which
 the quadratic forgets, and a network does not, grows without bound. 0.01 gives the least loss but for 1 %, and rounds with 5 times
 the noise of independent noise; 1 gives rounds with 1.4 times it, and networks that were trained with 0.01, 0.1, 0.3, 1 and 3 did
-best on validation examples with 1 (docs/results_curvature.md).
+best on validation examples with 1 (benchmarks/reports/results_curvature.md).
 """
 
 

@@ -2,16 +2,16 @@
 
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.planning.planner import PlannedRecipe
-from fedcgd.planning.question import Question
+from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.recipe import Recipe
 
 
-def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
+def as_python(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0) -> str:
     """A program that makes the `Plan`, which strategy and engine take, and prints its ε; its last lines say how to descend.
 
     Args:
         planned: one of what `plan_recipes` returned.
-        question: what it was asked.
+        problem: what it was asked.
         clip_norm: ζ, in units of the update.
     """
     recipe = planned.recipe
@@ -23,8 +23,8 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
         "",
         "plan = Plan.calibrated(",
         f'    "{_spelling(planned)}",',
-        f"    {_participation(recipe)},",
-        f"    clip_norm={clip_norm:g}, epsilon={question.epsilon:g}, delta={question.delta:g},",
+        f"    {recipe.participation.as_python()},",
+        f"    clip_norm={clip_norm:g}, epsilon={problem.epsilon:g}, delta={problem.delta:g},",
         *([f"    workload={workload},"] if planned.correlated else []),
         ")",
         "print(plan.guarantee())",
@@ -36,30 +36,30 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
     return "\n".join(lines)
 
 
-def as_run_config(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
+def as_run_config(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0) -> str:
     """What `flwr run simulations --run-config` takes, as one text.
 
     Args:
         planned: one of what `plan_recipes` returned.
-        question: what it was asked.
+        problem: what it was asked.
         clip_norm: ζ, in units of the update.
     """
-    values = run_configuration(planned, question, clip_norm=clip_norm)
+    values = run_configuration(planned, problem, clip_norm=clip_norm)
     return " ".join(
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in values.items()
     )
 
 
 def run_configuration(
-    planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0
+    planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0
 ) -> dict[str, str | int | float]:
     """The settings of the simulation app, by their keys."""
     recipe = planned.recipe
     return {
         "mechanism": _spelling(planned),
         "sampling": recipe.sampling,
-        "epsilon": question.epsilon,
-        "delta": question.delta,
+        "epsilon": problem.epsilon,
+        "delta": problem.delta,
         "clip-norm": clip_norm,
         "cohort": recipe.cohort,
         "participations": recipe.turns,
@@ -72,18 +72,6 @@ def run_configuration(
 def _spelling(planned: PlannedRecipe) -> str:
     """How it is asked for: what is optimised is found again for the same workload."""
     return planned.recipe.mechanism if planned.recipe.mechanism != "dp-sgd" else spelling_of(planned.mechanism)
-
-
-def _participation(recipe: Recipe) -> str:
-    who = recipe.participation
-    if who.sampling == "b-min-sep":
-        return f"Participation.b_min_sep({who.rounds}, users={recipe.users}, cohort_size={recipe.cohort})"
-    if who.sampling_rate is not None:
-        return f'Participation(rounds={who.rounds}, sampling="poisson", sampling_rate=1 / {recipe.steps})'
-    if who.sampling == "random-allocation":
-        return f'Participation(rounds={who.rounds}, max_participations={recipe.turns}, sampling="random-allocation")'
-    sampling = "" if who.sampling == "none" else f', sampling="{who.sampling}"'
-    return f"Participation(rounds={who.rounds}, min_separation={who.min_separation}{sampling})"
 
 
 def _flower(recipe: Recipe, rate: float) -> str:

@@ -15,13 +15,17 @@ _BLOCK = 32
 """Rounds whose noise is made at once."""
 
 
+Inputs = NDArray[np.float32] | Tensor
+Labels = NDArray[np.int64] | Tensor
+
+
 @dataclass(frozen=True)
 class Labelled:
     """Inputs with a one behind, shape (users, [examples of a person,] features + 1), and labels; and those to look at."""
 
-    inputs: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    looked_at: tuple[tuple[NDArray[np.float32], NDArray[np.int64]], ...]
+    inputs: Inputs
+    labels: Labels
+    looked_at: tuple[tuple[Inputs, Labels], ...]
     classes: int
     hidden: tuple[int, ...] = ()
     scaled: bool = True
@@ -38,11 +42,11 @@ class People:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Who takes part when, for all runs of a group: users in `steps` parts in turn, or by coins of 1/steps."""
+    """Who takes part when, for all runs of a group: users in `steps` parts in turn, by coins of 1/steps, or in random bins."""
 
     rounds: int
     steps: int
-    coins: bool = False
+    sampling: str = "none"
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,8 @@ def accuracies(
         people: how a person trains, if users are people.
         device: of torch.
     """
-    x = torch.from_numpy(data.inputs).to(device)
-    y = torch.from_numpy(data.labels).to(device)
+    x = torch.as_tensor(data.inputs).to(device)
+    y = torch.as_tensor(data.labels).to(device)
     shapes = _shapes(data)
     params, z = zip(*(_start(shapes, when.rounds, seed, data.scaled, device) for seed in seeds), strict=True)
     weights = torch.stack(params)[:, None].repeat(1, len(runs), 1)
@@ -89,9 +93,9 @@ def accuracies(
     rates = torch.tensor(np.array([run.rates for run in runs]), dtype=torch.float32, device=device)
     momenta = torch.tensor([run.momentum for run in runs], dtype=torch.float32, device=device)[:, None]
     correlated = _noise(torch.from_numpy(np.stack(noises)).to(device), torch.stack(z))
-    coming = zip(*(_participants(len(x), when, seed) for seed in seeds), strict=True)
+    coming = zip(*(participants(len(x), when, seed) for seed in seeds), strict=True)
     for t, (chosen, noise) in enumerate(zip(coming, correlated, strict=True)):
-        rows, present = _padded(chosen, device)
+        rows, present = padded(chosen, device)
         size = max(1, _VALUES // (weights.shape[0] * weights.shape[1] * _width(data, people is not None)))
         total = noise[:, kind]
         for part in range(0, rows.shape[1], size):
@@ -144,17 +148,21 @@ def _noise(inverses: Tensor, z: Tensor) -> Iterator[Tensor]:
         yield from block
 
 
-def _participants(users: int, when: Rounds, seed: int) -> Iterator[NDArray[np.int64]]:
+def participants(users: int, when: Rounds, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Those who take part in each round."""
     generator = np.random.default_rng([seed, 1])
     order = generator.permutation(users)
+    bins = generator.integers(when.steps, size=users)
     for t in range(when.rounds):
-        if when.coins:
+        if when.sampling == "poisson":
             yield np.flatnonzero(generator.random(users) < 1 / when.steps)
+        elif when.sampling == "balls-in-bins":
+            yield np.flatnonzero(bins == t % when.steps)
         else:
             yield order[t % when.steps :: when.steps]
 
 
-def _padded(chosen: Sequence[NDArray[np.int64]], device: str) -> tuple[Tensor, Tensor]:
+def padded(chosen: Sequence[NDArray[np.int64]], device: str) -> tuple[Tensor, Tensor]:
     """Places, and 1 for those that are there, shape (seeds, most)."""
     most = max(len(rows) for rows in chosen)
     places, present = np.zeros((2, len(chosen), most), np.int64)
@@ -221,9 +229,9 @@ def _updates(
 
 
 def _accuracy(
-    flat: Tensor, shapes: list[tuple[int, int]], inputs: NDArray[np.float32], labels: NDArray[np.int64], device: str
+    flat: Tensor, shapes: list[tuple[int, int]], inputs: Inputs, labels: Labels, device: str
 ) -> NDArray[np.float32]:
-    x, y = torch.from_numpy(inputs).to(device)[None], torch.from_numpy(labels).to(device)
+    x, y = torch.as_tensor(inputs).to(device)[None], torch.as_tensor(labels).to(device)
     weights, right = _split(flat, shapes), torch.zeros(flat.shape[:2], device=device)
     size = max(1, _VALUES // (flat.shape[0] * flat.shape[1] * max(shape[1] for shape in shapes)))
     for part in range(0, len(y), size):

@@ -82,7 +82,7 @@ def certificate_command(
     unsure = pretrained(
         public, epochs=facts["pretraining_epochs"], learning_rate=facts["pretraining_rate"], seed=facts["seed"]
     )
-    bound = Reference.of(unsure.hessian(clip_norm=facts["clip_norm"]), eigenvalues=eigenvalues)
+    bound = Reference.from_hessian(unsure.hessian(clip_norm=facts["clip_norm"]), eigenvalues=eigenvalues)
     plan = plan_of(point, claim(point.setup))
     results = Results(output)
 

@@ -124,7 +124,7 @@ def _point(design: Design, values: Values) -> CentralPoint:
 def tamed(spectrum: Spectrum, rate: float) -> Spectrum:
     """`spectrum` with what is above 1/η put at 1/η: a clipped step does not overshoot as a step down a quadratic would."""
     values = np.minimum(np.array(spectrum.eigenvalues), 1 / rate)
-    return Spectrum.of(values, np.array(spectrum.counts), measured_on=spectrum.measured_on)
+    return Spectrum.from_eigenvalues(values, np.array(spectrum.counts), measured_on=spectrum.measured_on)
 
 
 def arm_of(mechanism: str) -> str:

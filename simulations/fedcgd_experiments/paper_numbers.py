@@ -329,4 +329,4 @@ FIGURES: dict[str, Callable[[], Numbers]] = {
     "learning-sgd": lambda: error_and_learning(optimizer="sgd", rates=(0.06, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)),
     "learning-adam": lambda: error_and_learning(optimizer="adam", rates=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3)),
 }
-"""Each figure of docs/paper_figures.md, at the size that is shown there."""
+"""Each figure of benchmarks/reports/paper_figures.md, at the size that is shown there."""

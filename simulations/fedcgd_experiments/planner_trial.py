@@ -31,14 +31,15 @@ from fedcgd.cli.declare import Argument
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import Participation
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.planner import PlannedRecipe
+from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.proxy import ArrayProxy
-from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rehearsal import RehearsedRecipe, rehearse
+from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
 from fedcgd_experiments.central import CentralTrainer
@@ -247,7 +248,7 @@ def trained(
     found = np.empty((len(runs), len(seeds), 2))
     groups: dict[Rounds, list[int]] = {}
     for place, (recipe, _) in enumerate(runs):
-        groups.setdefault(Rounds(recipe.rounds, recipe.steps, recipe.sampling == "poisson"), []).append(place)
+        groups.setdefault(Rounds(recipe.rounds, recipe.steps, recipe.sampling), []).append(place)
     for when, places in groups.items():
         kinds = list(dict.fromkeys(runs[place][0] for place in places))
         noises = [
@@ -268,7 +269,7 @@ TUNE_SEEDS = range(4)
 
 def candidates(users: int, turns: int) -> list[Recipe]:
     """What is tuned: three ways to descend, of each mechanism and sampling, in batches of several sizes."""
-    kinds: list[tuple[str, Sampling, int]] = [
+    kinds: list[tuple[str, str, int]] = [
         ("dp-sgd", "none", 1),
         *(("dp-sgd", "poisson", steps) for steps in (3, 7, 20)),
     ]
@@ -334,9 +335,9 @@ BASELINES: dict[str, Callable[[Recipe], bool]] = {
     "anything, nothing secret": lambda recipe: recipe.sampling == "none",
     "anything": lambda recipe: True,
 }
-SECRETS: dict[str, tuple[SecretSampling, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
+SECRETS: dict[str, tuple[str, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
 TEST_SEEDS = range(1000, 1040)
-Plan = Callable[[Question], Sequence[PlannedRecipe]]
+Plan = Callable[[PlanningProblem], Sequence[PlannedRecipe]]
 """Plans, best first."""
 
 
@@ -373,9 +374,9 @@ def best_tuned(records: Sequence[dict[str, Any]], cell: Cell) -> dict[str, Try]:
 def planned(data: Set, epsilon: float, turns: int) -> dict[str, Try]:
     """One try of the planner for each that can be secret, told of the model and not."""
     found: dict[str, Try] = {}
-    made: dict[Question, Try] = {}
+    made: dict[PlanningProblem, Try] = {}
     for (label, secret), known in product(SECRETS.items(), (False, True)):
-        question = Question(
+        question = PlanningProblem(
             users=len(data.x[0]), epsilon=epsilon, delta=DELTA, secret=secret, turns=turns,
             model=model_of(data) if known else None,
             hidden_layers=len(data.hidden) if known and len(data.hidden) > 1 else None,
@@ -386,7 +387,7 @@ def planned(data: Set, epsilon: float, turns: int) -> dict[str, Try]:
     return found
 
 
-def one_try(question: Question, plan: Plan) -> Try:
+def one_try(question: PlanningProblem, plan: Plan) -> Try:
     """What is planned, its rate, and how long that took."""
     started = time.process_time()
     best = plan(question)[0]
@@ -449,7 +450,7 @@ def rehearsed(data: Set, epsilon: float, turns: int, repeats: int, done: Contain
     found: dict[str, Try] = {}
     for proxy in PROXIES[data.name]:
         if proxy_label(proxy, repeats) not in done and (repeats == 1 or proxy != "tweets+net"):
-            question = Question(users=len(data.x[0]), epsilon=epsilon, delta=DELTA, turns=turns)
+            question = PlanningProblem(users=len(data.x[0]), epsilon=epsilon, delta=DELTA, turns=turns)
             plan = partial(rehearse, train=proxy_of(proxy, data), public=True, repeats=repeats)
             found[proxy_label(proxy, repeats)] = one_try(question, plan)
     return found
@@ -497,7 +498,7 @@ def curve_command(out: Out, cohort: int = 60, turns: int = 10) -> None:
     """
     data, rows = load("digits"), []
     users = len(data.x[0])
-    baselines: dict[str, tuple[Sampling, int]] = {
+    baselines: dict[str, tuple[str, int]] = {
         "dp-sgd, nothing secret": ("none", users // cohort),
         "dp-sgd, poisson": ("poisson", users // cohort),
         "dp-sgd, full batch": ("none", 1),
@@ -508,13 +509,13 @@ def curve_command(out: Out, cohort: int = 60, turns: int = 10) -> None:
         for label, (sampling, steps) in baselines.items():
             runs = [
                 (recipe, part * scale / unit_progress(recipe))
-                for schedule, momentum in planner.WAYS
+                for schedule, momentum in RULES.tried.ways
                 for recipe in [Recipe(mechanism="dp-sgd", sampling=sampling, users=users, steps=steps, turns=turns,
                                       schedule=schedule, momentum=momentum)]
                 for part in (1 / 16, 1 / 8, *PROGRESS)
             ]  # fmt: skip
             tries[label] = runs[int(np.argmax(trained(data, runs, epsilon, range(3), "cpu")[:, :, 0].mean(axis=1)))]
-        question = Question(
+        question = PlanningProblem(
             users=users, epsilon=epsilon, delta=DELTA, turns=turns, max_cohort=cohort, model=model_of(data)
         )
         one = next(one for one in planner.plan_recipes(question) if one.mechanism.name == "lambda-cgd")
@@ -534,7 +535,7 @@ def cnn_command(out: Out) -> None:
     """Digits by a CNN with three hidden layers and the engine's own noise, ten passes: one try of the plan at each ε."""
     trainer, rows = CentralTrainer(), list[dict[str, Any]]()
     for epsilon in (1.0, 2.0, 4.0, 8.0):
-        question = Question(users=1260, epsilon=epsilon, delta=DELTA, turns=10, hidden_layers=3)
+        question = PlanningProblem(users=1260, epsilon=epsilon, delta=DELTA, turns=10, hidden_layers=3)
         recipe, rate, _ = one_try(question, planner.plan_recipes)
         points = [
             CentralPoint(
@@ -559,7 +560,7 @@ def noise_command(out: Out) -> None:
     for name, users in product(("digits", "five", "blobs", "wide", "digits+net", "five+net"), (10, 30, 100, 300, 1000)):
         whole = load(name)
         data = replace(whole, x=(whole.x[0][:users], *whole.x[1:]), y=(whole.y[0][:users], *whole.y[1:]))
-        question = Question(users=users, epsilon=1000.0, delta=DELTA, turns=10, model=model_of(whole))
+        question = PlanningProblem(users=users, epsilon=1000.0, delta=DELTA, turns=10, model=model_of(whole))
         guessing = float(np.bincount(data.y[2]).max()) / len(data.y[2])
         loud = planner.recommended(planner.plan_recipes(question))
         rates = [(loud.recipe, factor * loud.outcome.learning_rate) for factor in (0.3, 1, 3)]

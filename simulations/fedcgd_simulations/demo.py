@@ -12,7 +12,7 @@ from rich.table import Table
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.declare import Option
-from fedcgd.planning import LinearModel, Question, plan_recipes
+from fedcgd.planning import LinearModel, PlanningProblem, plan_recipes
 from fedcgd.planning.render import run_configuration
 from fedcgd_simulations.commands import of_function
 from fedcgd_simulations.flower_runs import local_superlink, run_app
@@ -40,7 +40,7 @@ def best_dp_sgd(epsilon: float, sampling: str) -> dict[str, str | int | float]:
 
 def configurations(epsilon: float) -> dict[str, dict[str, str | int | float]]:
     """What is run, by its name: DP-SGD without and with a secret sampling, and the planner's recipe, without."""
-    question = Question(users=USERS, epsilon=epsilon, delta=DELTA, turns=TURNS, max_cohort=COHORT, model=MODEL)
+    question = PlanningProblem(users=USERS, epsilon=epsilon, delta=DELTA, turns=TURNS, max_cohort=COHORT, model=MODEL)
     planned = next(one for one in plan_recipes(question) if one.mechanism.name == "lambda-cgd")
     shared: dict[str, str | int | float] = {
         "epsilon": epsilon,

@@ -47,7 +47,7 @@ def scattering(images: Tensor, angles: int) -> Tensor:
     """
     step = 2**SCALES
     x = functional.pad(images, (step,) * 4, mode="reflect")
-    smooth, wavelets = _filters(x.shape[-1], angles)
+    smooth, wavelets = (each.to(x.device) for each in _filters(x.shape[-1], angles))
 
     def smoothed(rows: Tensor) -> Tensor:
         spectrum = torch.fft.fft2(rows) * smooth  # to keep every fourth pixel is to fold its frequencies

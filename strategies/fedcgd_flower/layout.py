@@ -1,17 +1,73 @@
-"""A model's named arrays as one flat float32 vector of what is trained, and back."""
+"""A model's named arrays as one flat float32 vector of what is trained, and back, with as few copies as can be."""
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedcgd_flower.arrays import array_of, is_float32, view
+_STYPE = "numpy.ndarray"  # Flower's name for bytes that numpy.save wrote
+
+
+def view(array: Array) -> NDArray[Any]:
+    """`array.numpy()`, read-only, without a copy of its bytes if Flower wrote them. Raises whatever NumPy does on other bytes."""
+    file = BytesIO(array.data)  # shares the bytes
+    if array.stype == _STYPE and np.lib.format.read_magic(file) == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        if not fortran and not dtype.hasobject:
+            return np.frombuffer(array.data, dtype, math.prod(shape), file.tell()).reshape(shape)
+    return array.numpy()
+
+
+class Outgoing:
+    """An array of `shape`, not empty, in the memory of the message that will carry it. It is written to, and then `sent`."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic] | np.dtype[Any]) -> None:
+        header, size = _header(shape, np.dtype(dtype)), math.prod(shape) * np.dtype(dtype).itemsize
+        self._file = BytesIO(bytes(len(header) + size))  # zeros that are not in memory yet, and no copy
+        buffer = self._file.getbuffer()
+        buffer[: len(header)] = header
+        self.array: NDArray[Any] = np.frombuffer(buffer, dtype, offset=len(header)).reshape(shape)
+
+    @staticmethod
+    def of(value: NDArray[Any]) -> "Outgoing":
+        """A copy of `value`."""
+        copy = Outgoing(value.shape, value.dtype)
+        copy.array[...] = value
+        return copy
+
+    def sent(self) -> Array:
+        """The array as it is now. Whoever holds on to `array` makes this copy it."""
+        dtype, shape = str(self.array.dtype), self.array.shape
+        del self.array
+        return Array(dtype, shape, _STYPE, self._file.getvalue())
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """What `numpy.save` writes before the numbers."""
+    file = BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, described)
+    return file.getvalue()
+
+
+def array_of(value: NDArray[Any]) -> Array:
+    """`Array(value)`, in one copy instead of three where `value` is contiguous."""
+    if not value.flags.c_contiguous or not value.size:
+        return Array(value)
+    return Outgoing.of(value).sent()
+
+
+def is_float32(array: Array) -> bool:
+    """Whether it is, in its bytes too."""
+    return (array.dtype, array.stype) == ("float32", _STYPE) and view(array).dtype == np.float32
+
 
 Flat = NDArray[np.float32]
 
@@ -215,7 +271,6 @@ def unflatten(
     *,
     passthrough: bool = True,
     same: Mapping[str, Array] | None = None,
-    array: Callable[[NDArray[Any]], Array] = array_of,
 ) -> ArrayRecord:
     """The named arrays of a flat vector of shape (layout.size,), each with its own shape and dtype.
 
@@ -235,7 +290,7 @@ def unflatten(
             continue
         if name.rpartition(".")[2] == _VARIANCE:
             value = np.maximum(value, 0)
-        arrays.append((name, array(value.astype(dtype, copy=False))))
+        arrays.append((name, array_of(value.astype(dtype, copy=False))))
     for part in layout.passthrough if passthrough else ():
         arrays.insert(part.position, (part.name, copy(part.array)))
     record = ArrayRecord()

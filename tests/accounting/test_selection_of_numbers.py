@@ -83,7 +83,7 @@ def test_full_batches_need_next_to_no_correlation() -> None:
 
 
 def test_numbers_for_a_curvature_are_those_of_least_loss() -> None:
-    quadratic = Quadratic(Spectrum.of([1.0, 0.1, 0.01]), 0.5)
+    quadratic = Quadratic(Spectrum.from_eigenvalues([1.0, 0.1, 0.01]), 0.5)
     found = select_mechanism("bifr:3", KNOWN, curvature=quadratic, **BUDGET)
 
     def loss(mechanism: Mechanism) -> float:

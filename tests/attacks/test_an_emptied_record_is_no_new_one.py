@@ -14,7 +14,7 @@ import pytest
 from keeper_openings import agreement_of
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
-from fedcgd.keepers import Keeper, KeeperKey, Keepers, NodeTurns
+from fedcgd.keepers import Keeper, KeeperKey, Keepers, NodeParticipations
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger
 
@@ -45,12 +45,12 @@ def a_keeper(folder: Path) -> None:
 
 
 def a_node(folder: Path) -> None:
-    with NodeTurns.open(folder / "turns.db") as turns:
+    with NodeParticipations.open(folder / "participations.db") as turns:
         agreement = agreement_of(Keepers.simulation(7, 3, colluding=1))
         turns.count(agreement, 0, len(list(folder.iterdir())), [])
 
 
-RECORDS = {"noise.key.runs": a_new_run, "keeper.key.record": a_keeper, "turns.db": a_node, "run.db": a_run}
+RECORDS = {"noise.key.runs": a_new_run, "keeper.key.record": a_keeper, "participations.db": a_node, "run.db": a_run}
 records = pytest.mark.parametrize(("name", "use"), RECORDS.items())
 
 

@@ -36,8 +36,8 @@ def test_the_explanation_states_it() -> None:
 
 def test_the_seed_follows_from_the_question() -> None:
     gram = bin_gram(LambdaCGD(0.5), BINS)
-    bins = search.Question(Bins(gram), BinLaw(4))
-    other = search.Question(Bins(bin_gram(LambdaCGD(0.6), BINS)), BinLaw(4))
+    bins = search.Problem(Bins(gram), BinLaw(4))
+    other = search.Problem(Bins(bin_gram(LambdaCGD(0.6), BINS)), BinLaw(4))
     seeds = [
         bins.seed("sigma", 1.0, 1e-5),
         bins.seed("epsilon", 1.0, 1e-5),
@@ -46,4 +46,4 @@ def test_the_seed_follows_from_the_question() -> None:
         other.seed("sigma", 1.0, 1e-5),
     ]
     assert len(set(seeds)) == len(seeds)
-    assert search.Question(Bins(gram * (1 + 1e-14)), BinLaw(4)).seed("sigma", 1, 1e-5) == seeds[0]  # another processor
+    assert search.Problem(Bins(gram * (1 + 1e-14)), BinLaw(4)).seed("sigma", 1, 1e-5) == seeds[0]  # another processor

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from keeper_openings import PLAN, SIZE, agreement_of, opening_for, updates
 
-from fedcgd.keepers import EVALUATION, TRAINING, Agreement, Keeper, Keepers, NodeTurns, RefusedError, lifted, mask
+from fedcgd.keepers import (
+    EVALUATION,
+    TRAINING,
+    Agreement,
+    Keeper,
+    Keepers,
+    NodeParticipations,
+    RefusedError,
+    lifted,
+    mask,
+)
 from fedcgd.keepers.agreement import Sums
 from fedcgd.keepers.keeper import UnreadableError, list_hash
 from fedcgd.keepers.masks import residues_of, subtract_masks
@@ -124,7 +134,7 @@ def test_shares_of_the_evaluations_noise_too_small_to_be_rounded_one_by_one_are_
 def test_a_node_counts_the_turns_of_each_kind_by_its_own_plan() -> None:
     often = replace(PLAN, participation=replace(PLAN.participation, min_separation=2))
     agreements = both(plan=often)
-    with NodeTurns.open(":memory:") as turns:
+    with NodeParticipations.open(":memory:") as turns:
         turns.count(agreements[TRAINING], 4, 0, ["ada"])
         turns.count(agreements[EVALUATION], 0, 0, ["ada"])  # the fourth round of training was not one of evaluation
         turns.count(agreements[EVALUATION], 2, 0, ["ada"])

@@ -27,6 +27,7 @@ from fedcgd.clipping.per_sample_gradients import example_loss
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, one_gradient_step, sequential_training
 from fedcgd_flower.layout import Layout
+from fedcgd_flower.update import Clipping
 
 STEP = 2.0**-24
 LAYOUT = Layout(("w", "b"), ((2, 3), (2,)), ("float32", "float32"))
@@ -40,8 +41,7 @@ def task(users: tuple[str, ...] = USERS, model: np.ndarray = MODEL, layout: Layo
         model=model.copy(),
         layout=layout,
         users=users,
-        clip_norm=CLIP_NORM,
-        grid=Lattice(STEP),
+        clipping=Clipping(clip_norm=CLIP_NORM, grid=Lattice(STEP)),
         config=ConfigRecord({"direction": 1.0, "list": [1.0, 2.0]}),
     )
 

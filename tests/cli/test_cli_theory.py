@@ -12,7 +12,7 @@ from fedcgd.optimisation import catalogue, fitted
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm
 
-SPECTRUM = Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.0], measured_on={"model": "a toy"})
+SPECTRUM = Spectrum.from_eigenvalues([1.0, 0.5, 0.2, 0.2, 0.05, 0.0], measured_on={"model": "a toy"})
 QUADRATIC = Quadratic(SPECTRUM, 0.8)
 RUN = ["--rounds", "40", "--separation", "8", "--epsilon", "4", "--delta", "1e-5"]
 MANY = Participation(rounds=40, min_separation=8)
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_spectrum_is_named(tmp_path: Path) -> None:
     result = run("theory", "--spectrum", str(tmp_path / "other.json"), *RUN)
     assert result.exit_code == 2
     assert "holds no spectrum" in result.output
-    Spectrum.of([0.0]).save(tmp_path / "flat.json")
+    Spectrum.from_eigenvalues([0.0]).save(tmp_path / "flat.json")
     assert "no curvature" in run("theory", "--spectrum", str(tmp_path / "flat.json"), *RUN).output
 
 

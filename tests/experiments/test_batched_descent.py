@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedcgd.participation import Sampling
 from fedcgd_experiments import batched_descent
 from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
 
@@ -55,7 +56,7 @@ def alone(data: Labelled, when: Rounds, run: Run, seed: int, people: People | No
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     velocity = torch.zeros_like(flat)
-    for t, rows in enumerate(batched_descent._participants(len(data.inputs), when, seed)):
+    for t, rows in enumerate(batched_descent.participants(len(data.inputs), when, seed)):
         total = noise[t].clone()
         for row in rows:
             x, y = torch.from_numpy(data.inputs[row]), torch.tensor(data.labels[row])
@@ -73,17 +74,17 @@ def alone(data: Labelled, when: Rounds, run: Run, seed: int, people: People | No
     return float((outputs(layers(flat), torch.from_numpy(x)).argmax(1).numpy() == y).mean())
 
 
-@pytest.mark.parametrize("coins", [False, True])
+@pytest.mark.parametrize("sampling", ["none", "poisson", "balls-in-bins"])
 @pytest.mark.parametrize(
     ("hidden", "scaled", "people"),
     [((), True, None), ((5,), False, None), ((6, 4), True, None), ((), True, PEOPLE), ((5,), True, PEOPLE)],
 )
 def test_each_model_is_the_one_that_is_trained_alone(
-    hidden: tuple[int, ...], scaled: bool, people: People | None, coins: bool, monkeypatch: pytest.MonkeyPatch
+    hidden: tuple[int, ...], scaled: bool, people: People | None, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_descent, "_VALUES", 100)  # so that a round's sum has several parts
     data = labelled(hidden, scaled=scaled, people=people is not None)
-    when = Rounds(rounds=4, steps=2, coins=coins)
+    when = Rounds(rounds=4, steps=2, sampling=sampling)
     found = accuracies(data, when, RUNS, MATRICES, SEEDS, people=people)
     expected = [[alone(data, when, run, seed, people) for seed in SEEDS] for run in RUNS]
     assert found[:, :, 0] == pytest.approx(np.array(expected), abs=0.0011)

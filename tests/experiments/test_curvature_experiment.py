@@ -28,7 +28,7 @@ from fedcgd_experiments.curvature_report import COMPARISONS, Tuned, compare, tun
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
 from fedcgd_experiments.results import Results, Row
 
-SPECTRUM = Spectrum.of(
+SPECTRUM = Spectrum.from_eigenvalues(
     [4.0, 0.5, 0.01],
     [1, 5, 600],
     measured_on={"public": "held-out", "pretraining_epochs": 1, "pretraining_rate": 0.1, "seed": 0, "clip_norm": 1.0},
@@ -78,7 +78,7 @@ def test_every_arm_has_its_noise(design: Design) -> None:
 
 def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design, tmp_path: Path) -> None:
     """The folder is shared: what was fitted to other bands, epochs, batches or curvature must not be trained."""
-    flatter = saved(Spectrum.of([4.0, 0.05], [1, 605]), tmp_path)
+    flatter = saved(Spectrum.from_eigenvalues([4.0, 0.05], [1, 605]), tmp_path)
     others = [{"bands": 2}, {"epochs": 1}, {"batch": 158, "epochs": 3}, {"spectrum": flatter}]
     others.append({"barrier": 5.0})
     first = design.point(NOISE_CURVE, 2.0, 0.5, 0)
@@ -102,7 +102,7 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design, tmp_
 @pytest.mark.parametrize("change", [{"bands": 2}, {"epochs": 1}, {"clip_norm": 2.0}, {"spectrum": [1.0]}])
 def test_runs_of_two_designs_are_not_pooled(design: Design, change: dict[str, Any], tmp_path: Path) -> None:
     change = {
-        name: saved(Spectrum.of(value), tmp_path) if name == "spectrum" else value for name, value in change.items()
+        name: saved(Spectrum.from_eigenvalues(value), tmp_path) if name == "spectrum" else value for name, value in change.items()
     }
     runs = [run(design, NOISE_CURVE, 0.5, 0, 0.7), run(replace(design, **change), NOISE_CURVE, 1.0, 0, 0.9)]
     with pytest.raises(ValueError, match="NoiseCurve at ε = 2 are of two designs"):
@@ -120,8 +120,8 @@ def test_the_results_that_are_kept_are_of_one_design() -> None:
 
 def test_steep_directions_are_tamed_for_large_steps() -> None:
     assert tamed(SPECTRUM, 0.1) == SPECTRUM
-    assert tamed(SPECTRUM, 1.0) == Spectrum.of([1.0, 0.5, 0.01], [1, 5, 600])
-    assert tamed(SPECTRUM, 4.0) == Spectrum.of([0.25, 0.01], [6, 600])
+    assert tamed(SPECTRUM, 1.0) == Spectrum.from_eigenvalues([1.0, 0.5, 0.01], [1, 5, 600])
+    assert tamed(SPECTRUM, 4.0) == Spectrum.from_eigenvalues([0.25, 0.01], [6, 600])
 
 
 def test_the_rate_is_chosen_by_validation_alone(design: Design) -> None:

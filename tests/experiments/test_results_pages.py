@@ -18,7 +18,7 @@ from fedcgd_experiments.tables import CASES, NOT_RUN, Found, fill, headline_comp
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("results", "results_data", "results_federated")
+PAGES = ("docs/results", "benchmarks/reports/results_data", "benchmarks/reports/results_federated")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,7 +31,7 @@ def _each_study_is_read_once() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
-    page = (ROOT / "docs" / f"{name}.md").read_text()
+    page = (ROOT / f"{name}.md").read_text()
     assert "<!-- table: " in page
     assert NOT_RUN not in page
     assert fill(page, RESULTS) == page
@@ -90,7 +90,7 @@ def test_every_file_of_results_is_used_and_every_picture_is_there() -> None:
 
 def test_the_numbers_of_the_bands_are_the_kept_ones() -> None:
     kept = json.loads((RESULTS / "paper_figures.json").read_text())
-    page = (ROOT / "docs" / "paper_figures.md").read_text()
+    page = (ROOT / "benchmarks" / "reports" / "paper_figures.md").read_text()
     one, eight = (kept["bands"]["curves"][epsilon] for epsilon in ("1", "8"))
 
     def over_full(k: int, bands: int) -> float:
@@ -109,7 +109,7 @@ def test_the_numbers_of_the_bands_are_the_kept_ones() -> None:
 
 def test_the_numbers_of_epochs_are_the_kept_ones() -> None:
     kept = json.loads((RESULTS / "paper_figures.json").read_text())["epochs"]
-    page = (ROOT / "docs" / "paper_figures.md").read_text()
+    page = (ROOT / "benchmarks" / "reports" / "paper_figures.md").read_text()
     for k, row in kept["accuracy"].items():
         cells = [f"{100 * mean:.1f} ± {100 * spread:.1f}" for mean, spread, _ in row.values()]
         assert f"| {k} | {' | '.join(cells)} | λ = {kept['rmse_optimal'][k]:.2f} |" in page
@@ -119,7 +119,7 @@ def test_the_numbers_of_epochs_are_the_kept_ones() -> None:
 
 def test_the_numbers_of_learning_are_the_kept_ones() -> None:
     kept = json.loads((RESULTS / "paper_figures.json").read_text())
-    page = (ROOT / "docs" / "paper_figures.md").read_text()
+    page = (ROOT / "benchmarks" / "reports" / "paper_figures.md").read_text()
     for optimizer, name in (("SGD", "learning-sgd"), ("Adam", "learning-adam")):
         at = kept[name]["rmse"].index(30.0)
         cells = [f"{points[at][0]:.2f}" for points in kept[name]["cross_entropy"].values()]
@@ -128,7 +128,7 @@ def test_the_numbers_of_learning_are_the_kept_ones() -> None:
 
 def test_the_numbers_of_the_buffers_are_the_kept_ones() -> None:
     kept = json.loads((RESULTS / "paper_figures.json").read_text())["rational"]
-    page = (ROOT / "docs" / "paper_figures.md").read_text()
+    page = (ROOT / "benchmarks" / "reports" / "paper_figures.md").read_text()
     row = re.search(r"\| BLT with d buffers, distance \|(.*)\|", page)
     assert row is not None
     printed = [float(cell) for cell in row[1].split("|")]
@@ -140,7 +140,7 @@ WORDS = {curvature_design.DP_SGD: "DP-SGD", curvature_design.PRACTICAL: "λ-CGD,
 
 @pytest.mark.parametrize("file", ["digits.jsonl", "fashion-mnist-6000.jsonl"])
 def test_the_accuracies_of_fitted_noise_are_those_of_its_runs(file: str) -> None:
-    page = (ROOT / "docs" / "results_curvature.md").read_text()
+    page = (ROOT / "benchmarks" / "reports" / "results_curvature.md").read_text()
     runs = Results(RESULTS / "curvature" / file).rows()
     found = curvature_report.tuned(runs)
     for arm in curvature_design.ARMS:
@@ -154,7 +154,7 @@ def test_the_accuracies_of_fitted_noise_are_those_of_its_runs(file: str) -> None
 
 @pytest.mark.slow  # permutation tests over 184,756 ways
 def test_the_comparisons_of_fitted_noise_on_digits_are_those_of_its_runs() -> None:
-    page = (ROOT / "docs" / "results_curvature.md").read_text()
+    page = (ROOT / "benchmarks" / "reports" / "results_curvature.md").read_text()
     runs = Results(RESULTS / "curvature" / "digits.jsonl").rows()
     shown = [row for row in curvature_report.compare(runs) if row.than != curvature_design.FITTED_LAMBDA]
     assert len(shown) == 20
@@ -165,7 +165,7 @@ def test_the_comparisons_of_fitted_noise_on_digits_are_those_of_its_runs() -> No
 
 
 def test_the_times_of_a_step_are_those_of_the_kept_turns() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "benchmarks" / "reports" / "performance.md").read_text()
     records = [json.loads(line) for line in (RESULTS / "runtime.jsonl").read_text().splitlines()]
     assert len(records) == 4
     for record in records:
@@ -224,7 +224,7 @@ def test_the_first_page_says_what_the_picture_of_digits_does() -> None:
     assert [round(mean["dp-sgd, full batch", e]) for e in (1.0, 4.0)] == [84, 92]
     assert "(84 and 92 %)" in readme
     assert [round(mean["dp-sgd, poisson", e]) for e in (1.0, 4.0)] == [84, 92]
-    guide = (ROOT / "docs" / "guides" / "planning.md").read_text()
+    guide = (ROOT / "benchmarks" / "reports" / "planner.md").read_text()
     for epsilon in rows:
         cells = (mean[label, epsilon] for label in
                  ("dp-sgd, nothing secret", "dp-sgd, full batch", "plan, nothing secret", "dp-sgd, poisson"))  # fmt: skip

@@ -101,7 +101,7 @@ def test_too_few_users_says_who_is_there_and_what_keeps_the_others(caplog: pytes
     participation = Participation(rounds=6, min_separation=3)
     with pytest.raises(IncompleteRunError):
         make(participation=participation, expected_users=9).start(grid, record(np.zeros(SIZE)))
-    assert "1 of them may take part, of 4 for a cohort; 8 took part less than 3 rounds ago" in caplog.text
+    assert "1 of them may take part, of 4 for a cohort; 8 took part too lately" in caplog.text
 
 
 def test_what_is_waited_for_is_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from pretend_gpu import PretendGpu, pretend_gpu
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedcgd.clipping import gpu_code as clipping_gpu_code
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.curvature.dominance import Reference
@@ -173,7 +174,9 @@ def test_users_of_one_example() -> None:
 
     (expected, counted), (found, answered) = both(answer)
     assert answered == counted == 3
-    np.testing.assert_allclose(found * work.grid.step, expected * work.grid.step, rtol=0, atol=1e-4 if REAL else 1e-5)
+    np.testing.assert_allclose(
+        found * work.clipping.grid.step, expected * work.clipping.grid.step, rtol=0, atol=1e-4 if REAL else 1e-5
+    )
 
 
 @pytest.mark.parametrize("name", local_training.MODELS)
@@ -186,7 +189,9 @@ def test_local_training_and_evaluation(name: str) -> None:
 
     def answer(device: str):
         examples = Examples(data.inputs.to(device), data.targets.to(device))
-        together = train_many(task, work, examples, local_training.PARTS.__getitem__, local)[0] * work.grid.step
+        together = (
+            train_many(task, work, examples, local_training.PARTS.__getitem__, local)[0] * work.clipping.grid.step
+        )
         one = train_one(task, arrays_of(model), examples.take(local_training.PARTS["2"]), local)
         accuracy = evaluate(seeded(2, local_training.MODELS[name]).to(device), task, data)
         return np.concatenate([together, *(array.numpy().reshape(-1) for array in one.values()), [accuracy]])
@@ -204,7 +209,7 @@ def test_curvature() -> None:
         hessian = trained.hessian(clip_norm=0.5, chunk=5)
         every = measure_spectrum(hessian, eigenvalues=100).largest
         some = measure_spectrum(hessian, eigenvalues=3, probes=1, steps=5).spectrum.eigenvalues
-        reference = Reference.of(public.hessian(), eigenvalues=3)
+        reference = Reference.from_hessian(public.hessian(), eigenvalues=3)
         return np.array([*every, *some, reference.dominance(hessian, warn=False), reference.eigenvalue_ratio(hessian)])
 
     expected, found = both(answer)
@@ -259,6 +264,8 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu_code, "_noise", launches)
     monkeypatch.setattr(gpu_code, "_tile_hashes", launches)
     monkeypatch.setattr(opacus_gpu_code, "_add_rows", launches)
+    monkeypatch.setattr(clipping_gpu_code, "_squares", launches)
+    monkeypatch.setattr(clipping_gpu_code, "_accumulate", launches)
     total, key = torch.zeros(10, dtype=torch.float64), np.zeros(8, np.uint32)
     gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
     gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
@@ -267,3 +274,7 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.Monkey
     opacus_gpu_code.add_rows(total, torch.ones(2, 10), torch.ones(2, dtype=torch.float64))
     assert len(launches.on) == 5
     assert all(tensor is total for tensor in launches.on)
+    rows = torch.ones(2, 10)
+    clipping_gpu_code.squares(rows)
+    clipping_gpu_code.accumulate(rows, torch.ones(2, dtype=torch.float64), torch.zeros(10, dtype=torch.int64))
+    assert [tensor is rows for tensor in launches.on[5:]] == [True, True]

@@ -22,9 +22,9 @@ from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
 from fedcgd.ledger.evaluations import with_evaluations
 from fedcgd.ledger.statement import privacy_statement
-from fedcgd.release import RecordedReleases
+from fedcgd.release import ReleaseProtocol
 from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation
-from fedcgd_flower.messages import question_of
+from fedcgd_flower.node_replies import question_of
 
 SIZE = 6
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}
@@ -276,7 +276,7 @@ def test_a_server_that_is_killed_while_an_evaluation_is_opened_has_spent_it(real
     grid = real_grid(real)
     grid.nodes[11].tamper = killing
     with monkeypatch.context() as patched:
-        patched.setattr(RecordedReleases, "abandon", lambda self, reason: None)
+        patched.setattr(ReleaseProtocol, "abandon", lambda self, reason: None)
         with pytest.raises(Killed):
             run(real.make(evaluation=evaluation()), grid)
     result = run(real.make(evaluation=evaluation()), real_grid(real))
@@ -307,14 +307,14 @@ def test_a_keeper_that_is_away_before_an_evaluation_spends_none(real: RealKeeper
     assert verify(real.ledger.with_name("run.db.evaluation")).keepers.spent == 0
 
 
-def test_nodes_that_count_turns_count_those_of_evaluations(tmp_path: Path) -> None:
+def test_nodes_that_count_participations_count_those_of_evaluations(tmp_path: Path) -> None:
     """A server that evaluates with a user more often than its plan says gets no answer from the node."""
-    counted = {"turns": str(tmp_path / "turns.db")}
+    counted = {"participations": str(tmp_path / "participations.db")}
     alone = replace(SIMULATED, nodes=1)
     grid = FakeGrid({1: evaluating(names(12), alone, config=counted)})
     run(make(alone, evaluation=evaluation()), grid)
-    turns = dict(rows(counted["turns"], "SELECT user, participations FROM users"))
-    assert {user: turns[f"evaluation {user}"] for user in names(12)} == dict.fromkeys(names(12), 3)
+    counts = dict(rows(counted["participations"], "SELECT user, participations FROM users"))
+    assert {user: counts[f"evaluation {user}"] for user in names(12)} == dict.fromkeys(names(12), 3)
     asked = [m for m in grid.sent if m.metadata.message_type == "evaluate"]
     again = Message(asked[-1].content, dst_node_id=1, message_type="evaluate")
     [reply] = grid.send_and_receive([again])

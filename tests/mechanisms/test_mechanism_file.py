@@ -136,7 +136,7 @@ def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
 def test_an_engine_for_opacus_takes_a_file(tmp_path: Path) -> None:
     """As a spelling, with a budget in Opacus' words: the same run as that of the mechanism that the file holds."""
     participation = Participation(rounds=6, min_separation=3)
-    quadratic = Quadratic(Spectrum.of([1.0, 0.1]), 0.5)
+    quadratic = Quadratic(Spectrum.from_eigenvalues([1.0, 0.1]), 0.5)
     made = noise_curve(2, participation, quadratic=quadratic)
     write_mechanism(made, tmp_path / "noise.json")
     weights = []

@@ -144,7 +144,7 @@ def test_a_curvature_knows_no_schedule() -> None:
 
     with pytest.raises(ValueError, match="constant rate without momentum"):
         select_lambda(
-            RUN, objective="curvature", curvature=Quadratic(Spectrum.of([1.0]), 0.1), workload=FALLING, **BUDGET
+            RUN, objective="curvature", curvature=Quadratic(Spectrum.from_eigenvalues([1.0]), 0.1), workload=FALLING, **BUDGET
         )
 
 

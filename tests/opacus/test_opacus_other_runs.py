@@ -135,7 +135,7 @@ def test_a_run_goes_on_in_the_process_where_it_began(tmp_path):
     train(second)
     assert len(second[0].accountant) == 6
     assert verify(tmp_path / "releases").released == 6
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="opened again"):
         step((None, optimizer._module, optimizer, None), *batch)
 
 

@@ -12,7 +12,13 @@ from click.testing import CliRunner
 from fedcgd.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OUTSIDE = [
+    ROOT / "README.md",
+    ROOT / "tests/README.md",
+    ROOT / "tools/dependencies.md",
+    *sorted((ROOT / "benchmarks/reports").glob("*.md")),
+]
+PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(
     r'^```\w+ title="(\S+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL

@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_neither_half_a_file_nor_the_exit_code_of_a_refuted_c
 
 @pytest.mark.parametrize(
     "save",
-    [Spectrum.of([2.0, 1.0]).save, lambda path: write_mechanism(DPSGD(), path)],
+    [Spectrum.from_eigenvalues([2.0, 1.0]).save, lambda path: write_mechanism(DPSGD(), path)],
     ids=["spectrum", "mechanism"],
 )
 def test_what_other_commands_read_is_whole(save, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@
 import numpy as np
 
 from fedcgd.accounting.coverage import non_negative
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sum_of_leftmost
 from fedcgd.participation import Participation
 
-_CHUNK = 2**24  # entries of C at a time
 _JITTER = 1e-11
 
 
@@ -49,7 +49,7 @@ def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int, end: int) -> Matrix:
 
 def _dense_gram(mechanism: Mechanism, n: int, b: int, end: int) -> Matrix:
     sums = np.zeros((end, b))
-    step = max(1, _CHUNK // n)
+    step = max(1, EFFORT.memory.matrix // n)
     for epoch in range(0, end, b):
         for start in range(0, b, step):
             bins = np.arange(start, min(b, start + step))

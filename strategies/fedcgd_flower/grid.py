@@ -1,0 +1,194 @@
+"""Send messages and gather the replies, each matched to the message it answers."""
+
+import gc
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, Error, Message
+from flwr.serverapp import Grid
+
+from fedcgd_flower.flower_private import is_simulation
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridKind:
+    """How the nodes of a grid are waited for: all that tells a simulation from a deployment.
+
+    Waits are in seconds. A simulated node answers within milliseconds and a deployed one within seconds or hours: replies are
+    seen at most a tenth later than they came, as long as that is less than a second.
+    """
+
+    is_simulation: bool
+    """All nodes are this program's own, and there from the beginning: no others connect, and one that lacks something has it no
+    sooner for being asked again."""
+    most_unanswered: int | None = None
+    """Messages that are out at once. Flower's simulation goes through all of them for each node, many times a second, and whoever
+    wants to send, train or answer waits meanwhile. Replies of so many are fetched in less time than they take to train."""
+    share_of_looks: float = math.inf
+    """Of the time that the last look took, so much is waited at most, where looking takes nobody else's time."""
+    first_wait: float = 0.005
+    longest_wait: float = 1.0
+    late: float = 0.1
+    """The part of the time since the last message by which a reply may be seen late."""
+    large: float = 256
+    """Mebibytes of a message from which on it is worth a look for what holds it."""
+
+    def pause(self, since_sent: float, looking: float) -> float:
+        """How many seconds to wait before the next look, where the last took `looking`: looking is half of the time at most."""
+        wait = min(self.late * since_sent, looking * self.share_of_looks)
+        return max(min(max(wait, self.first_wait), self.longest_wait), looking)
+
+
+DEPLOYMENT = GridKind(is_simulation=False)
+SIMULATION = GridKind(is_simulation=True, most_unanswered=64, share_of_looks=20)
+
+
+def kind_of(grid: Grid) -> GridKind:
+    """What kind of grid this is."""
+    return SIMULATION if is_simulation(grid) else DEPLOYMENT
+
+
+def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message | None]:
+    """The reply to each of `messages`, in order, or None where `receive` has none."""
+    replies = {reply.metadata.reply_to_message_id: reply for reply in receive(grid, messages, timeout)}
+    return [replies.get(message.metadata.message_id) for message in messages]
+
+
+def receive(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Message]:
+    """The replies to `messages`, each as soon as it is there, until all are or `timeout` seconds are over.
+
+    Only replies to these very messages are given, at most one each, and none that cannot be read. One to a node that is gone
+    is answered by an error. None is held here: whoever is done with a reply frees its memory before the next one comes. Nor is a
+    message that was sent.
+    Raises ValueError if the SuperLink refuses a message to a node that is there.
+    """
+    exchange = _Exchange(grid, messages, timeout)
+    del messages
+    while True:
+        if exchange.has_room:
+            yield from exchange.send()
+        yield from exchange.look()
+        now = time.monotonic()
+        if exchange.is_over or now >= exchange.deadline:
+            return
+        if not exchange.has_room:
+            time.sleep(min(exchange.pause(now), exchange.deadline - now))
+
+
+class _Exchange:
+    """Messages that are not sent yet, and those that are not answered yet."""
+
+    def __init__(self, grid: Grid, messages: Sequence[Message], timeout: float) -> None:
+        self.deadline = math.inf
+        """`timeout` seconds after the first messages were sent."""
+        self._grid = grid
+        self._timeout = timeout
+        self._kind = kind_of(grid)
+        self._most = self._kind.most_unanswered or len(messages)
+        self._unsent = list(messages)
+        self._waiting: set[str] = set()
+        self._sent = 0.0  # when messages were sent last
+        self._looking = 0.0  # seconds of the last look, without those that go into what becomes of the replies
+
+    @property
+    def is_over(self) -> bool:
+        return not (self._unsent or self._waiting)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is worth it to send more."""
+        return bool(self._unsent) and 2 * len(self._waiting) <= self._most
+
+    def send(self) -> list[Message]:
+        """Send as many as there is room for; the result is an error reply for each whose node is gone."""
+        room = self._most - len(self._waiting)
+        some, self._unsent = self._unsent[:room], self._unsent[room:]
+        gone = push(self._grid, some)
+        self._waiting |= {message.metadata.message_id for message in some}
+        self._waiting -= {reply.metadata.reply_to_message_id for reply in gone}
+        if _mebibytes(some[0]) > self._kind.large:
+            some.clear()
+            gc.collect()  # Flower's records are in cycles, which would hold what was sent
+        self._sent = time.monotonic()
+        self.deadline = min(self.deadline, self._sent + self._timeout)
+        return gone
+
+    def look(self) -> Iterator[Message]:
+        """The replies that are there, each fetched when the one before is done with."""
+        self._looking = 0.0
+        for message_id in sorted(self._waiting):
+            began = time.monotonic()
+            found = self._fetch(message_id)
+            self._looking += time.monotonic() - began
+            if found:
+                yield found.pop()
+
+    def pause(self, now: float) -> float:
+        """How many seconds to wait before the next look."""
+        return self._kind.pause(now - self._sent, self._looking)
+
+    def _fetch(self, message_id: str) -> list[Message]:
+        """The reply to one message, in a list that can be emptied: what is popped is held by whoever takes it alone."""
+        try:
+            reply = pull(self._grid, message_id)
+        except UnreadableReplyError:
+            self._waiting.discard(message_id)
+            return []
+        if reply is None:
+            return []
+        self._waiting.discard(message_id)
+        return [reply]
+
+
+class UnreadableReplyError(Exception):
+    """A node's reply that Flower cannot read: for us, none."""
+
+
+def pull(grid: Grid, message_id: str) -> Message | None:
+    """The reply to one message, None if it is not there yet. Raises UnreadableReplyError if it is there and cannot be read.
+
+    One by one, because Flower raises for a whole batch, and loses the good replies in it, if one of them is malformed.
+    """
+    try:
+        replies = list(grid.pull_messages([message_id]))
+    except Exception as error:
+        list(grid.get_node_ids())  # raises if it is the connection that failed, and not the reply
+        raise UnreadableReplyError from error
+    return next((reply for reply in replies if reply.metadata.reply_to_message_id == message_id), None)
+
+
+def push(grid: Grid, messages: Sequence[Message]) -> list[Message]:
+    """Send `messages`; the result is an error reply for each whose node is gone.
+
+    Raises ValueError, with the size, if one is refused although its node is there.
+    """
+    refused = _push(grid, messages)
+    if len(refused) > 1:  # together they may have been too large
+        refused = [message for message in refused if _push(grid, [message])]
+    if not refused:
+        return []
+    connected = set(grid.get_node_ids())
+    for message in refused:
+        if message.metadata.dst_node_id in connected:
+            raise ValueError(
+                f"the SuperLink refused a message of {_mebibytes(message):.1f} MiB to node {message.metadata.dst_node_id}: raise "
+                "the limit on the size of requests (of the SuperLink, or of a proxy before it), or train fewer parameters"
+            )
+    # Flower's code for a node that is not there (any more).
+    return [Message(Error(code=5, reason="the node is gone"), reply_to=message) for message in refused]
+
+
+def _push(grid: Grid, messages: Sequence[Message]) -> list[Message]:
+    """Those of `messages` that were refused. Flower names the accepted ones, None or nothing in place of the others."""
+    if not messages:
+        return []
+    accepted = set(grid.push_messages(list(messages)))  # deployment needs a list
+    return [message for message in messages if message.metadata.message_id not in accepted]
+
+
+def _mebibytes(message: Message) -> float:
+    records = (record for record in message.content.values() if isinstance(record, ArrayRecord))
+    arrays = (array for record in records for array in record.values())
+    return sum(len(array.data) for array in arrays) / 2**20

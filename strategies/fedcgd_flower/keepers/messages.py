@@ -1,0 +1,318 @@
+"""What travels between server, nodes and keepers: masked updates, and requests to open their sum.
+
+All questions to keepers are train messages, because a mod sees only messages for which the ClientApp has a function.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from numpy.typing import NDArray
+
+from fedcgd.keepers import (
+    EVALUATION,
+    TRAINING,
+    Agreement,
+    Keeper,
+    KeeperKey,
+    Keepers,
+    Kind,
+    Masked,
+    NodeParticipations,
+    Opening,
+    Refusal,
+    RefusedError,
+    mask,
+)
+from fedcgd.keepers.cards import SEALED_BYTES
+from fedcgd.keepers.masks import TICKET_BYTES, Residues
+from fedcgd.keepers.wire import MOST_LINE, kind_of, proof, refusal_of
+from fedcgd.noise.quantisation import Lattice
+from fedcgd.support.untrusted import conform, parse_json
+from fedcgd_flower.flower_private import log_error, log_failure, log_warning
+from fedcgd_flower.layout import array_of, view
+from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
+from fedcgd_flower.node_replies import KEEPERS, has_keepers, question_of
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How the nodes of a round mask: for which run, and for which keepers."""
+
+    agreement: Agreement
+    present: tuple[str, ...]
+
+    @property
+    def lattice(self) -> Lattice:
+        """That of the integers."""
+        return Lattice(self.agreement.step)
+
+    @property
+    def records(self) -> dict[str, ConfigRecord]:
+        """As a request carries it."""
+        agreement = json.dumps(self.agreement.to_description())
+        return {KEEPERS: ConfigRecord({"agreement": agreement, "present": list(self.present)})}
+
+    @staticmethod
+    def from_message(message: Message, keepers: Keepers, kind: Kind) -> "Masking":
+        """What the server says in `message`, for sums of this kind, which is never what the server says that they are.
+
+        Raises ValueError if it is about other keepers, or describes no agreement.
+        """
+        record = conform(dict(message.content.config_records[KEEPERS]), _MASKING, "a message with keepers")
+        description = parse_json(record["agreement"], dict, "the agreement", most=MOST_LINE)
+        return Masking(Agreement.from_description(description, keepers, kind), tuple(record["present"]))
+
+
+# A node's reply.
+
+
+def masked_reply(request: Message, task: TrainTask, masked: Masked, present: Sequence[str]) -> Message:
+    """The reply to `request`: masked integers, and sealed seeds. Nothing else in it depends on anybody's data."""
+    description = ConfigRecord(
+        {
+            "round": task.round,
+            "attempt": task.attempt,
+            "ticket": masked.ticket,
+            "sealed": b"".join(masked.sealed[name] for name in present),
+        }
+    )
+    content = RecordDict({UPDATE: ArrayRecord({FLAT: array_of(masked.residues)}), TASK: description})
+    return Message(content, reply_to=request)
+
+
+def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Masked | str:
+    """The masked integers in a reply that is no error, or why it is none."""
+    content, agreement = reply.content, masking.agreement
+    if TASK not in content.config_records:
+        return "without fedcgd's mod"
+    if set(content.array_records) != {UPDATE} or set(content.array_records[UPDATE]) != {FLAT}:
+        return "wrong arrays"
+    description = content.config_records[TASK]
+    if set(content) != {TASK, UPDATE} or not set(description) <= _SAID_WITH_RESIDUES:
+        return "changed after clipping"  # nobody asked for more, and nobody reads it
+    if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
+        return "wrong round"
+    ticket, sealed = description.get("ticket"), description.get("sealed")
+    if not isinstance(ticket, bytes) or len(ticket) != TICKET_BYTES:
+        return "wrong arrays"
+    if not isinstance(sealed, bytes) or len(sealed) != SEALED_BYTES * len(masking.present):
+        return "wrong arrays"
+    residues = _residues(content.array_records[UPDATE], agreement)
+    if residues is None:
+        return "wrong shape or dtype"
+    parts = [sealed[start : start + SEALED_BYTES] for start in range(0, len(sealed), SEALED_BYTES)]
+    return Masked(residues, ticket, dict(zip(masking.present, parts, strict=True)))
+
+
+_SAID_WITH_RESIDUES = {"round", "attempt", "ticket", "sealed"}
+
+
+def _residues(arrays: ArrayRecord, agreement: Agreement) -> Residues | None:
+    try:
+        value: Any = view(arrays[FLAT])
+    except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
+        return None
+    wanted = np.dtype(f"u{agreement.bits // 8}")
+    if not isinstance(value, np.ndarray) or value.dtype != wanted or value.shape != (agreement.size,):
+        return None
+    return value
+
+
+# Questions to keepers.
+
+
+def keeper_query(node_id: int, challenges: Mapping[str, bytes]) -> Message:
+    """The question which keeper a node is: for each keeper's name a challenge that is sealed to its card."""
+    return _question(
+        node_id, {"question": "who", **{f"challenge {name}": sealed for name, sealed in challenges.items()}}
+    )
+
+
+def opening_request(node_id: int, agreement: Agreement, opening: Opening, *, check: bool) -> Message:
+    """The request to open a round; with `check` only to say which seeds could not be opened."""
+    return _question(
+        node_id,
+        {
+            "question": "check" if check else "open",
+            "agreement": json.dumps(agreement.to_description()),
+            "kind": agreement.kind,
+            "present": list(opening.present),
+            "round": opening.round,
+            "attempt": opening.attempt,
+            "after": -1 if opening.after is None else opening.after,
+            "tickets": b"".join(opening.tickets),
+            "sealed": b"".join(opening.sealed),
+        },
+    )
+
+
+def _question(node_id: int, asked: dict[str, Any]) -> Message:
+    return Message(RecordDict({KEEPERS: ConfigRecord(asked)}), dst_node_id=node_id, message_type=MessageType.TRAIN)
+
+
+def read_opening(message: Message, keepers: Keepers) -> tuple[Agreement, Opening]:
+    """The opening that is asked for, and of what. Raises ValueError if the message describes none."""
+    asked = conform(dict(message.content.config_records[KEEPERS]), _OPENING, "a message to a keeper")
+    tickets, sealed, after = asked["tickets"], asked["sealed"], asked["after"]
+    opening = Opening(
+        round=asked["round"],
+        attempt=asked["attempt"],
+        present=tuple(asked["present"]),
+        tickets=tuple(tickets[i : i + TICKET_BYTES] for i in range(0, len(tickets), TICKET_BYTES)),
+        sealed=tuple(sealed[i : i + SEALED_BYTES] for i in range(0, len(sealed), SEALED_BYTES)),
+        after=None if after < 0 else after,
+    )
+    return Masking.from_message(message, keepers, kind_of(asked["kind"])).agreement, opening
+
+
+_MASKING = {"agreement": str, "present": [str], str: object}
+_OPENING = {
+    **_MASKING, "kind": str, "round": int, "attempt": int, "after": int, "tickets": bytes, "sealed": bytes
+}  # fmt: skip
+
+
+# A keeper's reply.
+
+
+def identity_reply(request: Message, name: str, proof: bytes) -> Message:
+    """The reply of a keeper that has opened its challenge; an empty name is no keeper's."""
+    return _answer(request, {"keeper": name, "proof": proof})
+
+
+def read_identity(reply: Message) -> tuple[str, bytes]:
+    """The name of the keeper and its proof; ("", b"") if the reply is no keeper's."""
+    if reply.has_error() or not has_keepers(reply):
+        return "", b""
+    said = reply.content.config_records[KEEPERS]
+    name, proof = said.get("keeper"), said.get("proof")
+    return (name, proof) if isinstance(name, str) and isinstance(proof, bytes) else ("", b"")
+
+
+def opened_reply(request: Message, residues: Residues) -> Message:
+    """A keeper's answer: what to add to the sum."""
+    return Message(RecordDict({UPDATE: ArrayRecord({FLAT: array_of(residues)})}), reply_to=request)
+
+
+def refused_reply(request: Message, refusal: Refusal) -> Message:
+    """A keeper's refusal, or the result of a check (an empty reason)."""
+    return _answer(request, {"refused": refusal.reason, "unreadable": list(refusal.unreadable)})
+
+
+def _answer(request: Message, said: dict[str, Any]) -> Message:
+    return Message(RecordDict({KEEPERS: ConfigRecord(said)}), reply_to=request)
+
+
+def read_opened(reply: Message, agreement: Agreement) -> Residues | Refusal | None:
+    """What a keeper answered; None if nothing that can be read came."""
+    if reply.has_error():
+        return None
+    if has_keepers(reply):
+        return refusal_of(reply.content.config_records[KEEPERS])
+    if set(reply.content.array_records) != {UPDATE} or set(reply.content.array_records[UPDATE]) != {FLAT}:
+        return None
+    return _residues(reply.content.array_records[UPDATE], agreement)
+
+
+CONFIGURED = "keeper"
+"""Under which a node's configuration names the file of the keeper's key."""
+
+PARTICIPATIONS = "participations"
+"""Under which a node's configuration names the file in which it counts its users' participations."""
+
+
+def masked_answer(
+    message: Message,
+    context: Context,
+    task: TrainTask,
+    keepers: Keepers,
+    users: Collection[str],
+    summed: Callable[[], NDArray[np.signedinteger[Any]]],
+) -> Message:
+    """The reply to a request: what `summed` gives of `users`, under masks; zeros if it raises or gives anything else.
+
+    The sums are evaluations if the message is an evaluate message, and of a training otherwise, whatever the server calls them.
+
+    Nothing in the reply but the masked integers depends on data: not whether training failed, nor why. A node whose configuration
+    names a file for `participations` has counted those of `users` in it before this calls `summed`.
+
+    Raises:
+        ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do, or if it is not the
+            turn of one of `users`.
+    """
+    is_evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
+    masking = Masking.from_message(message, keepers, EVALUATION if is_evaluation else TRAINING)
+    agreement = masking.agreement
+    asked = (task.size, task.clipping.grid.step)
+    if asked != (agreement.size, agreement.step):
+        raise ValueError(
+            f"the server asks for {asked[0]} coordinates in steps of {asked[1]:g}, and its keepers make noise for "
+            f"{agreement.size} in steps of {agreement.step:g}"
+        )
+    if not task.clipping.norm <= agreement.plan.clip_norm * (1 + 2.0**-40):  # the norm was computed on two machines
+        raise ValueError(
+            f"the server asks for updates of norm {task.clipping.norm:g}, and its keepers make noise for "
+            f"{agreement.plan.clip_norm:g}"
+        )
+    agreement.info(task.round, task.attempt, masking.present)  # refused before any work
+    if (counts := context.node_config.get(PARTICIPATIONS, "")) != "":
+        _count(str(counts), agreement, task, users)
+    values = _bounded(_or_zeros(summed, task), task, len(users))
+    masked = mask(values, agreement, round=task.round, attempt=task.attempt, present=masking.present)
+    return masked_reply(message, task, masked, masking.present)
+
+
+def _count(file: str, agreement: Agreement, task: TrainTask, users: Collection[str]) -> None:
+    try:
+        with NodeParticipations.open(file) as turns:
+            turns.count(agreement, task.round, task.attempt, users)
+    except RefusedError as error:
+        log_error(str(error))
+        raise ValueError(str(error)) from error
+
+
+def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np.signedinteger[Any]]:
+    try:
+        values = np.asarray(summed())
+        if values.shape == (task.size,) and values.dtype.kind == "i":
+            return values
+        log_error(f"the app's function gave {values.dtype} of shape {values.shape}, not {task.size} integers")
+    except Exception as error:
+        log_failure("the app's function", error)
+    log_warning("this node adds zeros; under masks nobody can tell")
+    return np.zeros(task.size, np.int64)
+
+
+def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask, users: int) -> NDArray[np.signedinteger[Any]]:
+    """`values`, no longer than sums of so many users' vectors are: nobody can check it once it is masked."""
+    parameters = task.layout.size
+    if task.clipping.within(values, parameters, users):
+        return values
+    log_warning(f"the sum of {users} users was longer than {users} clip norms, and is scaled")
+    return task.clipping.bounded(values, parameters, users)
+
+
+def answer_question(message: Message, context: Context, keepers: Keepers | None) -> Message:
+    """The reply to a question to a keeper; `question_of` says whether a message is one."""
+    key_file = context.node_config.get(CONFIGURED)
+    if keepers is None or not isinstance(key_file, str) or not key_file:
+        return identity_reply(message, "", b"")
+    if question_of(message) == "who":
+        key = KeeperKey.from_file(key_file)
+        name = keepers.card_of(key).name
+        sealed = message.content.config_records[KEEPERS].get(f"challenge {name}")
+        return identity_reply(message, name, proof(key, sealed if isinstance(sealed, bytes) else b""))
+    try:
+        agreement, opening = read_opening(message, keepers)
+        with Keeper.open(key_file, keepers) as keeper:
+            answer = keeper.reply(agreement, opening, check=question_of(message) == "check")
+    except ValueError as error:
+        answer = Refusal(str(error))
+    if not isinstance(answer, Refusal):
+        return opened_reply(message, answer)
+    if answer.reason:
+        log_warning(f"this keeper does not open the round: {answer.reason}")
+    return refused_reply(message, answer)

@@ -1,0 +1,505 @@
+"""The server's side of keepers: masked replies are added, and keepers open their sum once.
+
+The order is what the promise rests on. Which keepers a round has is fixed before nodes are asked; the list of nodes that answered
+is in the ledger before a keeper is; and from then on the round is released or spent. The server never holds anything but masked
+integers and noised sums.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from logging import INFO
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+from flwr.serverapp import Grid
+from scipy.stats import chi2
+
+from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.accounting.shares import guarantees_by_collusion
+from fedcgd.keepers import EVALUATION, Agreement, Keepers, Masked, Opening, Refusal, add, agree, lifted, sums_of
+from fedcgd.keepers.agreement import check_plan, longest_row
+from fedcgd.keepers.keeper import list_hash
+from fedcgd.keepers.masks import Residues
+from fedcgd.ledger import Ledger
+from fedcgd.ledger.evaluations import with_evaluations_by_collusion
+from fedcgd.ledger.openings import KEEPERS
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.noise.quantisation import Integers
+from fedcgd.plan import Plan
+from fedcgd.release import ReleaseProtocol
+from fedcgd.support.numbers import plural
+from fedcgd_flower.flower_private import log, log_warning
+from fedcgd_flower.keepers.messages import Masking, read_masked_reply
+from fedcgd_flower.keepers.transport import Transport, transport_of
+from fedcgd_flower.noise_provider import NoiseUnavailableError, Replies, Results, Sums
+from fedcgd_flower.problems import RejectionReason, rejection_reason
+from fedcgd_flower.users import node_name
+
+_SUSPECTS = "suspected nodes"  # among a ledger's metrics
+
+
+class TooLongError(NoiseUnavailableError):
+    """The sum that was opened cannot be one of clipped updates and noise."""
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """The sum of the masked integers of the nodes on the list, and what they sealed."""
+
+    total: Residues
+    members: tuple[Masked, ...]
+    """Their residues are in `total`, and kept so that a node can be taken off the list."""
+    nodes: tuple[int, ...] = ()
+    """At which node each of `members` is."""
+
+
+def sum_of_masked_replies(replies: Replies, masking: Masking) -> tuple[MaskedSum, Results]:
+    """(Σ masked integers; for each reply the users that were asked there, or why it was dropped).
+
+    How many of a node's users took part, nobody knows but the node.
+    """
+    agreement = masking.agreement
+    total: Residues = np.zeros(agreement.size, f"u{agreement.bits // 8}")
+    members: list[Masked] = []
+    nodes: list[int] = []
+    results: Results = []
+    tickets: set[bytes] = set()
+    for reply, task in replies:
+        read: Masked | RejectionReason
+        if reply is None:
+            read = "no answer"
+        elif reply.has_error():
+            read = rejection_reason(reply.error)
+        else:
+            read = cast(Masked | RejectionReason, read_masked_reply(reply, task, masking))
+        if isinstance(read, Masked) and read.ticket in tickets:
+            read = "not asked for"
+        if not isinstance(read, Masked):
+            results.append(read)
+            continue
+        tickets.add(read.ticket)
+        add(total, read.residues)
+        members.append(read)
+        nodes.append(task.node)
+        results.append(len(task.users))
+    return MaskedSum(total, tuple(members), tuple(nodes)), results
+
+
+class Openings:
+    """The openings of a run's sums of one kind: which keepers a round has, and their answers.
+
+    Args:
+        keepers: of the run.
+        transport: how they are reached; the same for both kinds.
+        ledger: that of this kind.
+        agreed: the coordinates of a model → what all parties agree on for this kind.
+        sums: of this kind.
+        patience: seconds to wait for keepers.
+    """
+
+    def __init__(
+        self,
+        keepers: Keepers,
+        transport: Transport,
+        ledger: Ledger,
+        agreed: Callable[[int], Agreement],
+        sums: Sums,
+        patience: float,
+    ) -> None:
+        self._keepers = keepers
+        self._transport = transport
+        self._ledger = ledger
+        self._agreed = lru_cache(maxsize=1)(agreed)
+        self._cohort_size = sums.cohort_size
+        self._patience = patience
+        self.suspects = NodeSuspects.from_description(ledger.metrics(_SUSPECTS).get(0, {}), keepers.nodes)
+        """Which nodes were in rounds that failed."""
+        self.least_nodes = keepers.nodes
+        self._check_first = True
+        self._check_always = False
+
+    @property
+    def gives_up(self) -> str:
+        """Why no further round is tried; "" while there is something to find out."""
+        return self.suspects.gives_up
+
+    @property
+    def advice(self) -> str:
+        """What the operator can do about that."""
+        return (
+            "find out why: the keepers' logs say what they refused, and a node that was in most of the failed rounds may cheat, "
+            "or run other code than the others"
+        )
+
+    def held_back(self) -> Iterator[set[str]]:
+        """The nodes not to ask in the next round, of which at most half are suspected of spoiling sums."""
+        return self.suspects.to_hold_back()
+
+    def of_evaluations(self, sums: Sums, ledger: Ledger) -> "Openings":
+        """The openings of the run's evaluations, whose ledger this is."""
+
+        def agreed(parameters: int) -> Agreement:
+            return self._agreed(parameters).of(EVALUATION)
+
+        evaluations = Openings(self._keepers, self._transport, ledger, agreed, sums, self._patience)
+        evaluations.suspects.left_out |= self.suspects.left_out  # who is found by one kind is asked for neither
+        self.suspects.left_out = evaluations.suspects.left_out
+        return evaluations
+
+    def close(self) -> None:
+        """Close what the transport holds open."""
+        self._transport.close()
+
+    def terms(self, grid: Grid, parameters: int) -> Masking | str:
+        """How the nodes of the next round mask, with the keepers that are there; or the reason if too few are.
+
+        `parameters` are those of the model, for evaluations too: both kinds are one agreement.
+        """
+        agreed = self._agreed(parameters)
+        present = self._transport.present(grid, self._patience)
+        needed = len(self._keepers.cards) - self._keepers.away
+        if len(present) < needed:
+            missing = ", ".join(sorted(set(self._keepers.names) - set(present)))
+            return f"{len(present)} of {needed} keepers were reachable; missing: {missing}"
+        return Masking(agreed, present)
+
+    def sum_of(self, replies: Replies, terms: Masking, size: int) -> tuple[MaskedSum, Results]:
+        """The sum of masked replies: nobody can read it yet."""
+        return sum_of_masked_replies(replies, terms)
+
+    def add_noise(
+        self, total: MaskedSum, releases: ReleaseProtocol, attempt: int, terms: Masking, grid: Grid
+    ) -> Integers:
+        """Σ updates + Σ shares of the noise, in steps, int64, of the round that comes next on the record of `releases`.
+
+        From the moment in which keepers are asked to open it the round is released or consumed.
+
+        Raises:
+            NoiseUnavailableError: as `checked` and `noised`.
+        """
+        masking, summed = terms, total
+        round = releases.count
+        summed = self.checked(grid, masking, round, attempt, summed)
+        if len(summed.members) < self._keepers.nodes:
+            raise NoiseUnavailableError(
+                f"{plural(len(summed.members), 'node has', 'nodes have')} answered, and the keepers' file says that a sum is of "
+                f"at least {self._keepers.nodes}: ask more users a round, or agree on another number with all parties"
+            )
+        asked = next(iter(self._requests(masking, round, attempt, summed).values()))
+        listed = list_hash(masking.agreement, asked)
+        releases.leave_noise_to_others(self._ledger.record_opening(round, attempt, listed, masking.present))
+        names = {node.node_id: node_name(node.node_id, node.name) for node in grid.get_nodes()}
+        nodes = {names.get(node_id, node_name(node_id, "")) for node_id in summed.nodes}
+        try:
+            noised = self.noised(grid, masking, round, attempt, summed)
+        except TooLongError:
+            self._learn(self.suspects.spent(nodes))
+            raise
+        except NoiseUnavailableError:
+            self._learn(self.suspects.spent(()))
+            raise
+        self._learn(self.suspects.released(nodes))
+        return noised
+
+    def _learn(self, found: set[str]) -> None:
+        """Keep what is known of the nodes; who is found is said."""
+        said = self.suspects.to_description()
+        if said != self._ledger.metrics(_SUSPECTS).get(0, NodeSuspects(0).to_description()):
+            self._ledger.record_metrics(_SUSPECTS, 0, said)
+        for name in sorted(found):
+            log_warning(
+                f"{name} was in {said['failed_rounds'][name]} rounds that failed, and all others of one of them were in a sum "
+                "that was right since: it is asked no more in this run. Look at that node"
+            )
+
+    def checked(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> MaskedSum:
+        """`summed` without the nodes whose seeds a keeper could not open, where that is to be asked first.
+
+        It is in the first round of a process, when parties may still disagree, and in all after a refusal: else one node
+        could spend every round.
+
+        Raises:
+            NoiseUnavailableError: if a keeper is gone or refuses, or no node is left; nothing is spent.
+        """
+        gone = set(masking.present) - set(self._transport.present(grid, 0.0))
+        if gone:
+            raise NoiseUnavailableError(f"keepers {', '.join(sorted(gone))} are gone")
+        if not self._check_first:
+            return summed
+        requests = self._requests(masking, round, attempt, summed)
+        answers = self._transport.ask(grid, masking.agreement, requests, check=True, patience=self._patience)
+        bad: set[int] = set()
+        for name, answer in answers.items():
+            if not isinstance(answer, Refusal) or answer.reason:
+                said = answer.reason if isinstance(answer, Refusal) else "no answer"
+                raise NoiseUnavailableError(f"keeper {name}: {said}")
+            bad |= {i for i in answer.unreadable if 0 <= i < len(summed.members)}
+        if not bad:
+            return summed
+        named = {node.node_id: node.name for node in grid.get_nodes()}
+        who = ", ".join(node_name(summed.nodes[i], named.get(summed.nodes[i], "")) for i in sorted(bad))
+        log_warning(
+            f"{len(bad)} of {len(summed.members)} nodes cannot be opened, because they see another keepers.toml, or cheat; "
+            f"they are left out: {who}"
+        )
+        self._check_always = True
+        if len(bad) == len(summed.members):
+            raise NoiseUnavailableError("the keepers can open no node's seeds: all parties need the same keepers.toml")
+        members, nodes = zip(
+            *(
+                (one, node)
+                for i, (one, node) in enumerate(zip(summed.members, summed.nodes, strict=True))
+                if i not in bad
+            ),
+            strict=True,
+        )
+        total: Residues = np.zeros_like(summed.total)
+        for member in members:
+            add(total, member.residues)
+        return MaskedSum(total, members, nodes)
+
+    def noised(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> Integers:
+        """Σ updates + Σ shares of the noise, in steps, int64.
+
+        Raises:
+            NoiseUnavailableError: if a keeper refuses or is gone, or the sum is longer than updates and noise can be.
+        """
+        agreement = masking.agreement
+        requests = self._requests(masking, round, attempt, summed)
+        answers = self._transport.ask(grid, agreement, requests, check=False, patience=self._patience)
+        total = summed.total
+        for name, answer in answers.items():
+            if answer is None or isinstance(answer, Refusal):
+                self._check_always = self._check_first = True
+                raise NoiseUnavailableError(f"keeper {name}: {answer.reason if answer else 'no answer'}")
+            add(total, answer)
+        self._check_first = self._check_always
+        noised = lifted(total)
+        self._check_length(noised, masking)
+        return noised
+
+    def _check_length(self, noised: Integers, masking: Masking) -> None:
+        """Raise TooLongError if the sum cannot be one of clipped updates and noise: somebody's masks do not fit.
+
+        It is a function of the noised sum, and so costs no privacy.
+        """
+        agreement = masking.agreement
+        rounds = agreement.plan.participation.rounds
+        row = longest_row(agreement.plan.mechanism, rounds)
+        stddev = agreement.share_stddev * math.sqrt(len(masking.present)) * row
+        # An honest sum is called too long with chance 10⁻⁹.
+        most = self._cohort_size * agreement.plan.clip_norm
+        most += stddev * math.sqrt(float(chi2.isf(1e-9, agreement.size)))
+        length = float(np.linalg.norm(noised.astype(np.float64))) * agreement.step
+        if length > most:
+            raise TooLongError(
+                f"the noised sum has norm {length:.3g}, and {self._cohort_size} clipped updates with their noise have at most "
+                f"{most:.3g}: a node or a keeper sent something else"
+            )
+
+    def _requests(self, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> dict[str, Opening]:
+        after: dict[str, int] = {}
+        for opened in self._ledger.openings():
+            if opened.state == "released" and opened.round < round:
+                after |= dict.fromkeys(opened.keepers, opened.round)
+        return {
+            name: Opening(
+                round=round,
+                attempt=attempt,
+                present=masking.present,
+                tickets=tuple(member.ticket for member in summed.members),
+                sealed=tuple(member.sealed[name] for member in summed.members),
+                after=after.get(name),
+            )
+            for name in masking.present
+        }
+
+
+class KeeperParties:
+    """Keepers make the noise of a run, instead of this server.
+
+    Args:
+        keepers: who they are.
+
+    Raises:
+        TypeError: for anything else.
+    """
+
+    def __init__(self, keepers: Keepers) -> None:
+        if not isinstance(keepers, Keepers):
+            raise TypeError(f"keepers must be Keepers, for example Keepers.from_file('keepers.toml'); got {keepers!r}")
+        self.keepers = keepers
+        self.louder = keepers.shares.louder
+
+    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey, forward_client_metrics: bool) -> None:
+        """Raise ValueError unless they can make the noise of such a run."""
+        keepers = self.keepers
+        check_plan(training.plan)
+        if evaluation is not None:
+            check_plan(evaluation.plan)
+        if forward_client_metrics:
+            raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
+        cohort_size = min(sums.cohort_size for sums in (training, evaluation) if sums is not None)
+        if cohort_size < keepers.nodes:
+            raise ValueError(
+                f"{plural(cohort_size, 'user', 'users')} a round cannot be at {keepers.nodes} nodes, which is the fewest whose "
+                "sum the keepers open: take a larger cohort, or agree on another number in their file (nodes = 1 opens single "
+                "nodes)"
+            )
+        if keepers.are_services and keepers.tls is None:
+            raise ValueError(
+                "these keepers are services, which the server reaches over TLS: Keepers.from_file(…, tls=Tls(certificate=…, "
+                "private_key=…, trusted=…))"
+            )
+        if keepers.simulated != key.simulated:
+            raise ValueError(
+                "simulated keepers go with a simulation key and real ones with a real key: anybody can guess what a "
+                "simulation keeps"
+            )
+
+    def to_description(self) -> dict[str, Any]:
+        """What a ledger's configuration says of the keepers."""
+        keepers = self.keepers
+        described = {
+            "digest": keepers.digest,
+            "colluding": keepers.colluding,
+            "away": keepers.away,
+            "simulated": keepers.simulated,
+            "keepers": {card.name: card.fingerprint for card in keepers.cards},
+        }
+        return {KEEPERS: described}
+
+    def log(self, plan: Plan, evaluations: Plan | None) -> None:
+        """Log who the keepers are and against whom which ε holds, and what they do not protect from."""
+        keepers = self.keepers
+        names = ", ".join(f"{card.name} ({card.fingerprint})" for card in keepers.cards)
+        log(INFO, f"\t├──> fedcgd: the noise comes from {len(keepers.cards)} keepers: {names}")
+        for against in guarantees_by_collusion(
+            plan.accountant, keepers.shares, noise_multiplier=plan.noise_multiplier, delta=plan.delta
+        ):
+            planned = " (the plan's)" if against.colluding == keepers.colluding else ""
+            log(
+                INFO,
+                f"\t│\t├── against the server with {against.colluding} of them: ε ≤ {rounded_up(against.epsilon)}{planned}",
+            )
+        if evaluations is not None:
+            both = with_evaluations_by_collusion(plan, evaluations, keepers.shares)
+            told = [f"{rounded_up(one)} with {number}" for number, one in enumerate(both)]
+            log(INFO, f"\t│\t├── training and evaluations together: ε ≤ {', '.join(told)} of them")
+        who = "nodes" if keepers.are_services else "nodes and keepers"
+        log(
+            INFO,
+            f"\t│\t└── this holds against who reads the server, not who changes the app: Flower sends {who} their code",
+        )
+
+    def provider(
+        self, training: Sums, evaluation: Sums | None, ledger: Ledger, path: Path | None, patience: float
+    ) -> Openings:
+        """The openings of the run's training."""
+        keepers = self.keepers
+
+        def agreed(parameters: int) -> Agreement:
+            evaluated = None
+            if evaluation is not None:
+                size, users = evaluation.size(parameters), evaluation.cohort_size
+                evaluated = sums_of(evaluation.plan, size=size, keepers=keepers, users=users)
+            return agree(
+                training.plan,
+                size=training.size(parameters),
+                keepers=keepers,
+                run=ledger.stream_id,
+                users=training.cohort_size,
+                evaluation=evaluated,
+            )
+
+        transport = transport_of(keepers, path, new=not ledger.openings())
+        return Openings(keepers, transport, ledger, agreed, training, patience)
+
+
+class NodeSuspects:
+    """What is known of the nodes of a run, by their names: in which of its failed rounds each was, and who is suspected.
+
+    Args:
+        least: the fewest nodes whose sum is opened.
+
+    Attributes:
+        left_out: the nodes that are not asked any more.
+    """
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self.left_out: set[str] = set()
+        self._failed: Counter[str] = Counter()
+        self._unresolved: list[set[str]] = []  # of each failed round, the nodes that are not cleared since
+        self._largest = 0  # nodes of a failed round
+        self._in_a_row = 0
+
+    @classmethod
+    def from_description(cls, said: Mapping[str, Any], least: int) -> Self:
+        """What `to_description` said; nothing is known if it is empty."""
+        suspects = cls(least)
+        suspects.left_out = set(said.get("left_out", ()))
+        suspects._failed = Counter(said.get("failed_rounds", {}))
+        suspects._unresolved = [set(nodes) for nodes in said.get("suspects", ())]
+        return suspects
+
+    def to_description(self) -> dict[str, Any]:
+        """All that has to be known when the run goes on, as JSON-able values."""
+        suspects = [sorted(nodes) for nodes in self._unresolved]
+        return {"left_out": sorted(self.left_out), "failed_rounds": dict(self._failed), "suspects": suspects}
+
+    def spent(self, nodes: Collection[str]) -> set[str]:
+        """A round gave nothing: a sum of these nodes that was too long, or, with none, by the fault of a keeper.
+
+        Returns:
+            Who is found by it.
+        """
+        self._in_a_row += 1
+        self._failed.update(nodes)
+        self._largest = max(self._largest, len(nodes))
+        if nodes:
+            self._unresolved.append(set(nodes))
+        return self._found()
+
+    def released(self, nodes: Collection[str]) -> set[str]:
+        """A sum of these nodes was right. The result is who is found by it."""
+        self._in_a_row = 0
+        self._unresolved = [left for suspects in self._unresolved if (left := suspects - set(nodes))]
+        return self._found()
+
+    def _found(self) -> set[str]:
+        alone = (suspects for suspects in self._unresolved if len(suspects) == 1)
+        found = {name for suspects in alone for name in suspects if self._failed[name] > 1}
+        self.left_out |= found
+        self._unresolved = [suspects for suspects in self._unresolved if not suspects & found]
+        return found
+
+    def to_hold_back(self) -> Iterator[set[str]]:
+        """The nodes not to ask in the next round: what tells most first, and last those that are not asked at all any more."""
+        suspected = Counter[str]()
+        for suspects in self._unresolved:
+            suspected.update(dict.fromkeys(suspects, 1 / len(suspects)))
+        ranked = sorted(suspected, key=lambda name: (-suspected[name], name))
+        count = len(ranked)
+        if count > 1:
+            # After two failures in a row more than one may cheat, and a small part that is right clears them sooner.
+            for part in (3 * count // 4 if self._in_a_row > 1 else 0, (count + 1) // 2, count // 4, 1):
+                if part:
+                    yield self.left_out | set(ranked[:part])
+        yield set(self.left_out)
+
+    @property
+    def gives_up(self) -> str:
+        """Why no further round is tried; "" while there is something to find out."""
+        if self._in_a_row < max(3, 2 + math.ceil(math.log2(max(self._largest, 1)))):
+            return ""
+        told = ", ".join(f"{name}: {count}" for name, count in self._failed.most_common(10))
+        history = f"; failed rounds by node: {told}" if told else ""
+        return (
+            f"{plural(self._in_a_row, 'round', 'rounds')} in a row {'is' if self._in_a_row == 1 else 'are'} spent without a "
+            f"release, and each costs its users a turn{history}"
+        )

@@ -1,0 +1,370 @@
+"""The rounds of a run, one try at a time: users are asked, the sum of their updates gets its noise, the inner strategy steps.
+
+The privacy promise rests on the order of the steps. A user's turn is in the ledger before the user is asked, the nonce before its
+noise is drawn, and the release before anybody sees it. If a step fails, the round is aborted: its noise is never used again, and
+the inner strategy gets back the state that it had at the last release.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
+from flwr.serverapp import Grid
+
+from fedcgd.ledger import Ledger, Run
+from fedcgd.native.vector_kernels import aligned, kernels_for
+from fedcgd.noise.quantisation import Integers
+from fedcgd.release import ReleaseProtocol
+from fedcgd.support.numbers import plural
+from fedcgd_flower.adaptive_clipping import adaptive_round, next_norm, share_within
+from fedcgd_flower.cohort import CohortSelector
+from fedcgd_flower.flower_private import log_warning
+from fedcgd_flower.inner import InnerRequest, inner_request, inner_step
+from fedcgd_flower.inner_state import EditedConfig, InnerState
+from fedcgd_flower.layout import (
+    LEAST_VARIANCE,
+    Layout,
+    Outgoing,
+    VarianceFloor,
+    flat_arrays,
+    flatten,
+    layout_of,
+    raise_variances,
+    unflatten,
+    variance_floors,
+)
+from fedcgd_flower.messages import TrainTask, model_records, train_message
+from fedcgd_flower.noise_provider import NoiseProvider, NoiseUnavailableError, Results
+from fedcgd_flower.problems import HINTS, RejectionReason
+from fedcgd_flower.reporting import RoundReport, guarantee_metrics
+from fedcgd_flower.settings import RunSettings
+from fedcgd_flower.update import Clipping
+from fedcgd_flower.users import UserDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingRound:
+    """The round in flight: what was sent, and what each message asked for."""
+
+    task: TrainTask
+    """What all nodes are asked together."""
+    model: tuple[Array, ...]
+    """What is trained, before the round: as it was given, so that the messages may go when they are sent."""
+    requests: tuple[tuple[Metadata, TrainTask], ...]
+    """Of each message, and what it asks for."""
+    config: EditedConfig
+    """The configuration, as it was given and as the inner strategy left it."""
+    grid: Grid
+    """Where its nodes are."""
+    terms: Any
+    """Of who makes the noise (`NoiseProvider.terms`)."""
+    floors: tuple[VarianceFloor, ...]
+    """Below which noise brings no running variance of BatchNorm."""
+
+
+class TrainingRounds:
+    """The rounds of a run that has a ledger: each is configured and aggregated, or given up.
+
+    Args:
+        settings: of the run.
+        selector: draws the cohorts.
+        inner: the state of the inner strategy.
+        ledger: open; `close` closes it, and so does what this raises.
+        directory: who can be reached where.
+        dropped: counts the replies that are dropped, by cause, and users that nodes left out.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        selector: CohortSelector,
+        inner: InnerState,
+        ledger: Ledger,
+        directory: UserDirectory,
+        dropped: Counter[RejectionReason],
+    ) -> None:
+        plan = settings.plan
+        self.ledger, self.directory, self.dropped = ledger, directory, dropped
+        self.clip_norm = plan.clip_norm
+        """The norm of the next round: the plan's, unless it adapts."""
+        self.report = RoundReport(0, plan.participation.rounds)
+        """What the last try came to, for the operator's log."""
+        self.settings = settings
+        self._plan, self._cohort_size = plan, settings.cohort.size
+        self._selector = selector
+        self._inner = inner
+        self._checked = False
+        self._begun = False
+        self._pending: PendingRound | None = None
+        self._hinted: set[RejectionReason] = set()
+        try:
+            self.noise: NoiseProvider = settings.noise.provider(
+                settings.training_sums, settings.evaluation_sums, ledger, settings.ledger, settings.patience
+            )
+        except BaseException:
+            ledger.close()
+            raise
+        try:
+            self.record = ReleaseProtocol(ledger, settings.wire_plan, settings.key)
+            self.resume()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the ledger, and what makes the noise."""
+        self._pending = None
+        self.noise.close()
+        self.ledger.close()
+
+    @property
+    def spent(self) -> int:
+        """How many of the rounds on record gave no model: others were asked for their noise, in vain."""
+        return sum(opened.state == "spent" for opened in self.ledger.openings())
+
+    @property
+    def releases(self) -> int:
+        """How many rounds are released so far."""
+        return self.record.count
+
+    def resume(self) -> Run:
+        """Where the ledger says that the run stands; from here on these rounds and the inner strategy stand there too."""
+        run = self.record.resume()
+        self._inner.resume(run.state, run.round)
+        metrics = self.ledger.metrics("train")
+        last = metrics[max(metrics)] if metrics else {}  # a consumed round has none
+        self.clip_norm = last.get("next-clip-norm", self._plan.clip_norm)
+        return run
+
+    def layout(self, arrays: ArrayRecord) -> Layout:
+        """What of a model is trained."""
+        return layout_of(arrays, trainable=self.settings.trainable, batch_norm=self.settings.batch_norm)
+
+    def check_inner(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        """Let the inner strategy configure the next round once, and forget it: what cannot be sent is refused before any work.
+
+        Raises ValueError for what `inner_request` refuses, and for another configuration than that of the releases so far.
+        """
+        if self._inner.config is not None and (changed := self._inner.config.given_otherwise(config)):
+            raise ValueError(
+                f"train_config is not what this run has released with: {changed}. A run goes on with the configuration that it "
+                "began with; with another one it is another run"
+            )
+        try:
+            request, _ = self._inner_request(arrays, self.layout(arrays), config)
+        finally:
+            self._inner.put_back()
+        self.directory.message_type = request.message_type
+        self._checked = True
+
+    def _inner_request(
+        self, arrays: ArrayRecord, layout: Layout, given: ConfigRecord
+    ) -> tuple[InnerRequest, EditedConfig]:
+        """What the inner strategy sends in the next round, and what it made of the configuration that was given."""
+        before = self._inner.config
+        edited = ConfigRecord(dict(given)) if before is None else before.for_next_round(given)
+        trained = ArrayRecord({name: arrays[name] for name in layout.names})
+        request = inner_request(self._inner.inner, self.releases + 1, trained, edited)
+        return request, EditedConfig(ConfigRecord(dict(given)), edited)
+
+    def configure(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """One message for each node that hosts a user of this round's cohort; none if the round is skipped.
+
+        Raises ValueError if the plan's rounds are used up.
+        """
+        round = self.releases
+        if self._begun:
+            self.abort_round("its replies were never aggregated")
+        self.report = RoundReport(round, self._plan.participation.rounds)
+        if round >= self._plan.participation.rounds:
+            raise ValueError(
+                f"all {round} planned rounds are released, and ε covers no further one. Begin another run from this model, with "
+                "a plan and a key of its own: fedcgd ledger compose says what both cost together"
+            )
+        layout = self.layout(arrays)
+        if not self._checked:
+            self.check_inner(arrays, config)
+        chosen = self._selector.wait_for(round, grid, self.directory, self.ledger, self.noise)
+        if isinstance(chosen, str):
+            return self._skip(chosen, "too few users that may take part were reachable")
+        terms = self.noise.terms(grid, layout.size)
+        if isinstance(terms, str):
+            return self._skip(terms, "too few parties that make the noise were reachable")
+        outgoing = Outgoing((layout.size,), np.float32)
+        flatten(arrays, layout, outgoing.array)
+        records = model_records(outgoing, layout)
+        self._begun = True
+        request, train_config = self._inner_request(arrays, layout, config)
+        clipping = Clipping(clip_norm=self.clip_norm, grid=terms.lattice)
+        if self.settings.adaptive_clipping is not None:
+            clipping = adaptive_round(self.clip_norm, self.settings.indicator_norm, terms.lattice)
+        task = TrainTask(
+            round=round,
+            attempt=self.record.plan_round(list(chosen)),
+            clipping=clipping,
+            users=tuple(chosen),
+            layout=layout,
+            record_keys=request.record_keys,
+        )
+        messages, requests = [], []
+        for asked in task.by_node(chosen):
+            message = train_message(
+                records, request.config, asked, request.message_type, request.records, terms.records
+            )
+            messages.append(message)
+            requests.append((message.metadata, asked))
+        self._pending = PendingRound(
+            task=task,
+            model=tuple(arrays[name] for name in layout.names),
+            requests=tuple(requests),
+            config=train_config,
+            grid=grid,
+            terms=terms,
+            floors=variance_floors(arrays, layout),
+        )
+        self.report.asked, self.report.nodes = len(chosen), len(requests)
+        return messages
+
+    def _skip(self, reason: str, recorded: str) -> list[Message]:
+        """No messages: the round is not tried this time."""
+        self.report.failure = reason
+        self.ledger.skip(self.releases, recorded)
+        return []
+
+    def aggregate(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
+        pending = self._pending
+        if pending is None:
+            return None, None
+        total, results = self._sum_of(replies, pending)
+        self._record_answers(pending, results)
+        if self.report.answered < self.settings.cohort.min_answers:
+            self.abort_round(f"at least {plural(self.settings.cohort.min_answers, 'user', 'users')} must answer")
+            return None, None
+        try:
+            # From the moment in which other parties are asked for their noise the round is released or consumed.
+            noised_sum = self.noise.add_noise(total, self.record, pending.task.attempt, pending.terms, pending.grid)
+            metrics = guarantee_metrics(self._plan, released=pending.task.round + 1)
+            next_clip_norm = self._next_clip_norm(pending, noised_sum, metrics)
+            noised = self._noised_model(pending, noised_sum)
+            pending = self._pending = replace(pending, model=(), requests=())
+            del total, noised_sum  # the inner strategy needs room
+            stepped = inner_step(self._inner.inner, pending.task.round + 1, noised)
+            del noised
+            released = self._release(pending, stepped, metrics, next_clip_norm)
+        except NoiseUnavailableError as error:
+            self.abort_round(f"{'the round is spent' if self.record.is_consumed else 'not opened'}: {error}")
+            return None, None
+        except BaseException:
+            self.abort_round("it could not be released")
+            raise
+        self._begun, self._pending = False, None
+        self.report.add_epsilon(cast(float, metrics["epsilon"]), self._plan.delta)
+        return released, metrics
+
+    def _sum_of(self, replies: Iterable[Message], pending: PendingRound) -> tuple[Any, Results]:
+        """The sum of the updates, and of each request how many users are in it, or why none is."""
+        answered: list[int] = []
+        matched = _matched(replies, pending.requests, answered)
+        total, found = self.noise.sum_of(matched, pending.terms, pending.task.size)
+        results: Results = ["no answer"] * len(pending.requests)
+        for position, result in zip(answered, found, strict=True):
+            results[position] = result
+        return total, results
+
+    def _record_answers(self, pending: PendingRound, results: Results) -> None:
+        """Record who answered and why others are lost, and tell the operator what to do about it, once."""
+        report = self.report
+        for (_, task), result in zip(pending.requests, results, strict=True):
+            cause: RejectionReason = "left out by its node" if isinstance(result, int) else result
+            answered = result if isinstance(result, int) else 0
+            missing = len(task.users) - answered
+            self.dropped[cause] += missing if isinstance(result, int) else 1
+            report.answered += answered
+            if missing:
+                report.lost[cause] += missing
+                # Which of its users are missing, a node does not say.
+                node_id = None if answered else task.node
+                self._selector.record_dropouts(pending.task.round, task.users, node_id)
+        self.dropped += Counter()  # without zeros
+        for lost in report.lost.keys() & HINTS.keys() - self._hinted:
+            self._hinted.add(lost)
+            log_warning(f"{lost}: {HINTS[lost]}")
+
+    def _next_clip_norm(self, pending: PendingRound, total: Integers, metrics: MetricRecord) -> float:
+        """The clip norm of the next round; where it adapts, `metrics` and the operator are told how, and of what share."""
+        adaptive = self.settings.adaptive_clipping
+        if adaptive is None:
+            return self.clip_norm
+        share = share_within(int(total[-1]), pending.task.clipping, self._cohort_size)
+        following = next_norm(self.clip_norm, share, adaptive)
+        self.report.notes.append(f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})")
+        metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
+        return following
+
+    def _noised_model(self, pending: PendingRound, total: Integers) -> ArrayRecord:
+        """The model plus the noised mean of the updates whose noised sum is `total`.
+
+        `total` holds nothing of use then: the model is made in its memory.
+        """
+        layout = pending.task.layout
+        noised = total.view(np.float32)[: layout.size]  # what is written lies before what is still to be read
+        step, unit = pending.task.clipping.grid.step, pending.task.clipping.update_scale
+        work, start = kernels_for(len(noised)), 0
+        for part in flat_arrays(dict(zip(layout.names, pending.model, strict=True)), layout):
+            here = slice(start, start + len(part))
+            work.mean(aligned(part), total[here], step, unit, self._cohort_size, noised[here])
+            start = here.stop
+        return unflatten(noised, layout, passthrough=False)
+
+    def _release(
+        self, pending: PendingRound, stepped: ArrayRecord, metrics: MetricRecord, next_clip_norm: float
+    ) -> ArrayRecord:
+        """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
+        released = flatten(stepped, pending.task.layout)
+        # Of what is released already: it costs nothing.
+        if raised := raise_variances(released, pending.floors):
+            variances = plural(raised, "running variance", "running variances")
+            self.report.notes.append(f"{variances} raised to {LEAST_VARIANCE:g}")
+        state = self._inner.save(pending.config)
+        # Durable first: what has left the process can then never be followed by another release under this noise.
+        self.record.record(pending.task.attempt, released.data, state, pending.task.layout.to_json(), metrics)
+        self._inner.released(state, pending.config)
+        self.clip_norm = next_clip_norm
+        return unflatten(released, pending.task.layout, same=stepped)
+
+    def abort_round(self, reason: str) -> None:
+        """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it.
+
+        A round for whose noise others were asked is consumed: it counts as released, without a new model.
+        """
+        begun, self._begun, self._pending = self._begun, False, None
+        self.report.failure = self.report.failure or reason
+        if not begun:
+            return
+        self.record.abandon(reason)
+        self._inner.put_back()
+
+
+def _matched(
+    replies: Iterable[Message], requests: Sequence[tuple[Metadata, TrainTask]], answered: list[int]
+) -> Iterator[tuple[Message, TrainTask]]:
+    """The first reply to each request with its task, as it comes; `answered` gets the requests' positions, in the same order."""
+    positions: dict[str, int] = {}
+    seen: set[int] = set()
+    for reply in replies:
+        request = reply.metadata.reply_to_message_id
+        # A message has its id when it is sent, which may be after replies to others are there.
+        if request not in positions:
+            positions |= {metadata.message_id: i for i, (metadata, _) in enumerate(requests)}
+        position = positions.get(request)
+        if position is None or position in seen:
+            continue
+        seen.add(position)
+        answered.append(position)
+        matched = [(reply, requests[position][1])]
+        del reply  # what holds it here keeps its memory while the next one is made
+        yield matched.pop()
