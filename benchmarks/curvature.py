@@ -50,7 +50,7 @@ from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.optimisation.toeplitz import blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "curvature.svg"

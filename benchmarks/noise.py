@@ -31,7 +31,7 @@ from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.compiled import kernels
+from fedcgd.noise.kernels import kernels
 from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
 

@@ -36,10 +36,10 @@ from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
 from fedcgd.native import vector_kernels
 from fedcgd.native.vector_kernels import CHUNK
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.compiled import kernels
+from fedcgd.noise.kernels import kernels
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation.cohorts import cohort
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.layout import Outgoing, array_of
 from fedcgd_flower.messages import read_train_message, train_reply

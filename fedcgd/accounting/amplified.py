@@ -143,7 +143,8 @@ def budget_of(
     It is what was proven of σ: finding ε takes other draws, or another grid, and says a little more.
     """
     target = float(rounded_down(found.value, 2))  # an ε that people calibrate for
-    near = 0 < target < found.value < target * EFFORT.answers.near_budget
+    asked = EFFORT.answers
+    near = 0 < target < found.value < target * asked.near_budget and target <= asked.largest_budget
     if released < accountant.participation.rounds or not near:
         return found
     budget = accountant.noise_multiplier(epsilon=target, delta=delta, progress=progress)

@@ -16,6 +16,8 @@ class Answers:
     near_budget: float = 1.01
     """Times a budget of two digits: an ε up to there may be the budget that σ was calibrated for, and that is tried. Searches
     differ by less; beyond, a second one would be in vain."""
+    largest_budget: float = 100.0
+    """That anybody calibrates for: beyond, no budget is tried."""
     profile_points: int = 16
     """Pairs (ε, δ) of a sampled run's profile, each in a second or a few: interpolation errs by their distance
     squared."""
@@ -146,6 +148,8 @@ class Chains:
     """Points through which a draw goes in the time that the rest of it takes."""
     faded: float = 0.02
     """The part of a round that is too little to follow: rejection undoes what that is too much."""
+    rounds: int = 2**17
+    """Beyond, a few thousand draws take minutes: the answer is that of the bounds without draws."""
     level: float = 0.45
     """From one level of what is left of earlier rounds to the next."""
 

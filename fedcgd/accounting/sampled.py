@@ -210,6 +210,8 @@ class Sampled:
 
     def epsilon(self, sigma: float, delta: float, most: float) -> float:
         """An upper bound on ε at `delta`, at most `most`; the larger of the two directions."""
+        if self.chance <= delta:
+            return 0.0
         found, step = most, math.inf
         while (finer := _step(min(found, _LARGEST_EPSILON))) < step / 2:  # finer steps only lower ε
             step, least = finer, max(delta * _GRID.negligible / self._number, LEAST_DELTA)
@@ -218,7 +220,15 @@ class Sampled:
         return found
 
     def noise_multiplier(self, epsilon: float, delta: float, most: float) -> float:
-        """The least σ found at which δ is at most `delta`, at most `most`; about 1e-5 above the least there is."""
+        """The least σ found at which δ is at most `delta`, at most `most`; about 1e-5 above the least there is.
+
+        Raises ValueError if δ is at least the probability that a user takes part at all: then it asks for no noise.
+        """
+        if self.chance <= delta:
+            raise ValueError(
+                f"delta = {delta:g} is at least the probability that a user takes part at all, {self.chance:.3g}: publishing "
+                "whoever does would keep it. Take a delta far below that probability"
+            )
         if epsilon > _LARGEST_EPSILON:
             return most
 
@@ -239,6 +249,16 @@ class Sampled:
         # The loss of a release must be told from none: that of many, each far below the step, would count several times.
         finest = min(release.spread(sigma) for release, _ in self.releases) / _GRID.per_spread
         return max(min(coarser * _step(epsilon), finest), span / EFFORT.memory.cells)
+
+    @property
+    def chance(self) -> float:
+        """The probability that a user takes part at all: δ at ε = 0, the total variation distance, is never larger."""
+        rates = [(release.rate if isinstance(release, Coin) else 1.0, times) for release, times in self.releases]
+        return (
+            -math.expm1(sum(times * math.log1p(-rate) for rate, times in rates))
+            if all(rate < 1 for rate, _ in rates)
+            else 1.0
+        )
 
     @property
     def _number(self) -> int:

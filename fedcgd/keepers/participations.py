@@ -89,8 +89,8 @@ class NodeParticipations(Closable):
                 self._connection.execute("INSERT INTO run VALUES (1, ?, ?)", (now(), agreement.context))
             elif bytes(pinned[0]) != agreement.context:
                 raise RefusedError(
-                    "this node counts its users' participations for another run, and two runs cost them more than either says: to "
-                    "take part in this one too, name another file as participations= in the node's configuration"
+                    "this node counts its users' participations for another run, and two runs cost them more than either says: "
+                    "to take part in this one too, name another file as participations= in the node's configuration"
                 )
             users = [f"{agreement.kind} {user}" for user in ids]
             try:
@@ -118,6 +118,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     (written,) = connection.execute("PRAGMA user_version").fetchone()
     if written != _FORMAT:
         raise ValueError(
-            f"this node's participations were counted by another version of fedcgd (format {written}, not {_FORMAT}), which would "
-            "count none of them: end that run with the version that began it, and name another file as participations= for another run"
+            f"this node's participations were counted by another version of fedcgd (format {written}, not {_FORMAT}), which "
+            "would count none of them: end that run with the version that began it, and name another file as participations= for "
+            "another run"
         )

@@ -195,6 +195,14 @@ class MechanismSpec:
         """The number of bands, where that is what the mechanism takes first and it is given."""
         return int(self.values[0]) if self.row.parameters[:1] == (BANDS,) and self.values else None
 
+    def check_bands(self, rounds: int) -> None:
+        """Raise ValueError for more bands than there are rounds: C would not change, and the number is a mistake."""
+        if self.bands is not None and self.bands > rounds >= 1:
+            raise ValueError(
+                f"{self} has {self.bands} bands, and a run of {rounds} rounds has use for {rounds} at most: write {rounds}, or "
+                "fewer"
+            )
+
     @property
     def open(self) -> tuple[Parameter, ...]:
         """The numbers that the mechanism takes and that are not given."""
@@ -246,13 +254,14 @@ def mechanism(
     With a `curvature` those rows that have a fit are best at its loss instead: `noise-curve:p`, which needs one; `band-inv-mf:p`,
     `banded-toeplitz:p` and `blt:d`; `lambda-cgd` and `nu-dp-ftrl` without a number. It must come from public data.
     Optimised mechanisms are kept in the cache folder (`fedcgd.support.cache`). `progress` is called every 20 iterations.
-    Raises ValueError for an unknown name, for a number that is missing or impossible, and for a normalisation that would not keep
-    C⁻¹Z cheap.
+    Raises ValueError for an unknown name, for a number that is missing or impossible, for more bands than rounds, and for a
+    normalisation that would not keep C⁻¹Z cheap.
 
     >>> mechanism("bisr:4", Participation(rounds=100))
     BISR(bands=4)
     """
     asked = MechanismSpec.parse(spelling) if isinstance(spelling, str) else spelling
+    asked.check_bands(participation.rounds)
     if participation.spacing > participation.min_separation:
         # No optimiser knows of a sampling: as if turns were an epoch apart.
         participation = Participation(rounds=participation.rounds, min_separation=participation.spacing)

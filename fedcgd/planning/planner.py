@@ -166,7 +166,7 @@ def recommended(ranked: Sequence[PlannedRecipe]) -> PlannedRecipe:
 
 
 def _best(ranked: Sequence[PlannedRecipe], *, correlated: bool) -> PlannedRecipe | None:
-    """Of those of its kind that are as good as the first: what keeps nothing secret, then λ-CGD, then the first."""
+    """Of those of its kind that are as good as the first: what needs no amplification, then λ-CGD, then the first."""
     kind = [one for one in ranked if one.correlated == correlated]
     level = [one for one in kind if _gain(kind[0], one) < _RANKING.level]
     return min(level, key=lambda one: (one.recipe.is_secret, one.mechanism.name != "lambda-cgd"), default=None)
@@ -182,19 +182,19 @@ def _keeps_less(one: PlannedRecipe, other: PlannedRecipe) -> bool:
     return other.recipe.is_secret and not one.recipe.is_secret
 
 
-def with_more_turns(problem: PlanningProblem, ranked: Sequence[PlannedRecipe]) -> PlannedRecipe | None:
-    """The best recipe with nothing secret and twice the turns, if theory expects it to be much better.
+def with_more_participations(problem: PlanningProblem, ranked: Sequence[PlannedRecipe]) -> PlannedRecipe | None:
+    """The best recipe without amplification and with twice the participations, if theory expects it to be much better.
 
-    ε is of the whole run: turns are work, and cost no privacy.
+    ε is of the whole run: participations are work, and cost no privacy.
 
     Args:
         problem: what was asked.
         ranked: what `plan_recipes` returned.
     """
-    if problem.turns >= _most_turns(problem, problem.least_steps):
+    if problem.participations >= _most_participations(problem, problem.least_steps):
         return None  # the rounds allow no more: the same recipes would be ranked again
     now = min((one.outcome.loss for one in ranked if not one.recipe.is_secret), default=math.inf)
-    more = plan_recipes(replace(problem, secret=(), turns=2 * problem.turns))[0]
+    more = plan_recipes(replace(problem, secret=(), participations=2 * problem.participations))[0]
     return more if more.outcome.loss < _RANKING.much * now else None
 
 
@@ -252,16 +252,18 @@ def _loss(one: PlannedRecipe) -> float:
 
 
 def _preferred(problem: PlanningProblem, found: list[PlannedRecipe]) -> PlannedRecipe:
-    """Of those that are as good as the best: the fewest rounds a turn (a network: about `network_steps`), then the most turns."""
+    """Of those as good as the best: the fewest rounds an epoch (a network: about `network_steps`), then most participations."""
     steps = 1 if problem.model is not None else _RANKING.network_steps
     least = min(map(_loss, found))
     level = [one for one in found if one.outcome.loss <= least * (1 + _RANKING.level)]
-    return min(level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), -one.recipe.turns, one.outcome.loss))
+    return min(
+        level, key=lambda one: (abs(math.log(one.recipe.steps / steps)), -one.recipe.participations, one.outcome.loss)
+    )
 
 
 def _steps(problem: PlanningProblem) -> Iterator[int]:
-    """Rounds of a turn that the limits allow, fewest first."""
-    least, most = problem.least_steps, min(problem.users, _most_turns(problem, 1))
+    """Rounds of an epoch that the limits allow, fewest first."""
+    least, most = problem.least_steps, min(problem.users, _most_participations(problem, 1))
     further = takewhile(lambda steps: steps <= most, (round(_TRIED.steps[-1] * 2 ** (i / 2)) for i in count(1)))
     # As many as whole cohorts make: 100 users in 30 rounds are 3 in a round, and those have 33 rounds.
     for steps in sorted(
@@ -275,22 +277,22 @@ def _steps(problem: PlanningProblem) -> Iterator[int]:
             yield steps
 
 
-def _most_turns(problem: PlanningProblem, steps: int) -> int:
+def _most_participations(problem: PlanningProblem, steps: int) -> int:
     return (problem.max_rounds or _RANKING.most_rounds) // steps
 
 
-def _turns(problem: PlanningProblem, steps: int) -> list[int]:
-    """How many turns are tried: all that are allowed; of the whole batch fewer too, which a momentum may suit better."""
-    most = min(problem.turns, _most_turns(problem, steps))
-    fewer = [turns for turns in _TRIED.fewer_turns if turns < most] if steps == 1 else []
+def _participations(problem: PlanningProblem, steps: int) -> list[int]:
+    """How many participations are tried: all that are allowed; of the whole batch fewer too, which a momentum may suit better."""
+    most = min(problem.participations, _most_participations(problem, steps))
+    fewer = [each for each in _TRIED.fewer_participations if each < most] if steps == 1 else []
     return [*fewer, most] if most else []
 
 
 def _recipes(problem: PlanningProblem, steps: int, mechanism: str, sampling: str) -> Iterator[Recipe]:
-    for turns, (schedule, momentum) in product(_turns(problem, steps), _TRIED.ways):
+    for participations, (schedule, momentum) in product(_participations(problem, steps), _TRIED.ways):
         yield Recipe(
-            mechanism=mechanism, sampling=sampling, users=problem.users, steps=steps, turns=turns, schedule=schedule,
-            momentum=momentum,
+            mechanism=mechanism, sampling=sampling, users=problem.users, steps=steps,
+            participations=participations, schedule=schedule, momentum=momentum,
         )  # fmt: skip
 
 
@@ -354,7 +356,7 @@ def _sampled_names(problem: PlanningProblem, recipe: Recipe) -> list[str]:
     """The mechanisms among which few draws choose.
 
     Bands are tried under b-min-sep, which leaves all of their privacy to the sampling if they are at most b, and under random
-    allocation, which is accounted for with no more than the rounds of a turn, and so not with λ.
+    allocation, which is accounted for with no more than the rounds of an epoch, and so not with λ.
     """
     covered = most_bands(recipe.participation)
     if covered is not None:

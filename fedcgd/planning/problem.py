@@ -18,7 +18,8 @@ class PlanningProblem:
         epsilon: ε of the whole run.
         delta: δ; well below 1/users.
         secret: the samplings that can be kept secret. Without any, everybody may know who takes part when.
-        turns: how often one user may take part at most: epochs, or turns of a person. This is the work that a user's data costs.
+        participations: how often one user may take part at most: epochs, or rounds of a person. This is the work that a
+            user's data costs.
         max_cohort: the most users in one round, if machines or the network limit it.
         max_rounds: the most rounds, if time limits them.
         buffers: vectors of the model's size that there is room for to correlate noise; regenerated noise needs none, but time.
@@ -35,7 +36,7 @@ class PlanningProblem:
     epsilon: float
     delta: float
     secret: tuple[str, ...] = ()
-    turns: int = 20
+    participations: int = 20
     max_cohort: int | None = None
     max_rounds: int | None = None
     buffers: int = 32
@@ -48,7 +49,7 @@ class PlanningProblem:
         check_delta(self.delta)
         for name, least in (
             ("users", 2),
-            ("turns", 1),
+            ("participations", 1),
             ("max_cohort", 1),
             ("max_rounds", 1),
             ("buffers", 0),
@@ -74,13 +75,14 @@ class PlanningProblem:
             )
         if self.max_rounds is not None and self.least_steps > self.max_rounds:
             raise ValueError(
-                f"{self.users} users in cohorts of at most {self.max_cohort} need {self.least_steps} rounds for one turn each, "
+                f"{self.users} users in cohorts of at most {self.max_cohort} need {self.least_steps} rounds for one "
+                f"participation each, "
                 f"and max_rounds is {self.max_rounds}; allow larger cohorts or more rounds"
             )
 
     @property
     def least_steps(self) -> int:
-        """The fewest rounds in which everybody has a turn."""
+        """The fewest rounds in which everybody takes part once."""
         return 1 if self.max_cohort is None else math.ceil(self.users / self.max_cohort)
 
     @property

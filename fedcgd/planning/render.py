@@ -62,7 +62,7 @@ def run_configuration(
         "delta": problem.delta,
         "clip-norm": clip_norm,
         "cohort": recipe.cohort,
-        "participations": recipe.turns,
+        "participations": recipe.participations,
         "learning-rate": float(f"{planned.outcome.learning_rate / clip_norm:.3g}"),
         "momentum": recipe.momentum,
         "schedule": recipe.schedule,
@@ -86,7 +86,7 @@ def _cohort(recipe: Recipe) -> str:
 
 
 def _loader(recipe: Recipe) -> str:
-    """How a DataLoader makes as many batches as the plan has rounds in a turn, where the users don't divide evenly."""
+    """How a DataLoader makes as many batches as the plan has rounds in an epoch, where the users don't divide evenly."""
     return f" (a DataLoader: batch_size={recipe.cohort}, drop_last=True)" if recipe.users % recipe.steps else ""
 
 

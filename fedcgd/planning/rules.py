@@ -15,9 +15,9 @@ class Tried:
     ways: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("linear", 0.0), ("constant", 0.9), ("linear", 0.9))
     """Schedules and momenta."""
     steps: tuple[int, ...] = (1, 2, 3, 5, 7, 10, 14, 20, 30)
-    """Rounds in which everybody has a turn once; more, √2 times as many each, while they are better by `level`, or must be."""
-    fewer_turns: tuple[int, ...] = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50)
-    """Of the whole batch, where each costs little to try: so that more turns never end with more loss."""
+    """Rounds of an epoch; more, √2 times as many each, while they are better by `level`, or must be."""
+    fewer_participations: tuple[int, ...] = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50)
+    """Of the whole batch, where each costs little to try: so that more participations never end with more loss."""
     sampled_steps: tuple[int, ...] = (2, 3, 5, 10, 20)
     """Those of `steps` that DP-SGD is tried at with a secret sampling, where each needs a calibration."""
     shares: tuple[float, ...] = (0.5, 1.0)
@@ -47,7 +47,7 @@ class Ranking:
     most_rounds: int = 4000
     """Unless a problem says otherwise: of what theory answers in seconds."""
     network_steps: int = 20
-    """Rounds of a turn that were best on 35 networks, where theory holds others for as good."""
+    """Rounds of an epoch that were best on 35 networks, where theory holds others for as good."""
 
 
 @dataclass(frozen=True, kw_only=True)

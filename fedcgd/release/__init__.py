@@ -12,8 +12,7 @@ A server's rounds and its private evaluations go through all four steps (`Releas
 and the audit have no ledger, and go through the second and third (`RunNoise`).
 """
 
-from fedcgd.release.noise_source import NoiseMode, NoiseSource
 from fedcgd.release.protocol import ReleaseProtocol
-from fedcgd.release.run_noise import RunNoise, array_noise, lattice_of
+from fedcgd.release.run_noise import NoiseMode, NoiseSource, RunNoise, array_noise, lattice_of
 
 __all__ = ["NoiseMode", "NoiseSource", "ReleaseProtocol", "RunNoise", "array_noise", "lattice_of"]

@@ -40,7 +40,9 @@ def best_dp_sgd(epsilon: float, sampling: str) -> dict[str, str | int | float]:
 
 def configurations(epsilon: float) -> dict[str, dict[str, str | int | float]]:
     """What is run, by its name: DP-SGD without and with a secret sampling, and the planner's recipe, without."""
-    question = PlanningProblem(users=USERS, epsilon=epsilon, delta=DELTA, turns=TURNS, max_cohort=COHORT, model=MODEL)
+    question = PlanningProblem(
+        users=USERS, epsilon=epsilon, delta=DELTA, participations=TURNS, max_cohort=COHORT, model=MODEL
+    )
     planned = next(one for one in plan_recipes(question) if one.mechanism.name == "lambda-cgd")
     shared: dict[str, str | int | float] = {
         "epsilon": epsilon,

@@ -14,8 +14,7 @@ from fedcgd.noise.keys import NoiseKey
 
 LIBRARY = str(Path(fedcgd.__file__).parent)
 STATEFUL = (
-    "opacus/optimizer.py", "opacus/rounds.py", "central/releases.py",
-    "release/noise_source.py", "release/run_noise.py", "noise/quantisation.py",
+    "opacus/optimizer.py", "opacus/rounds.py", "central/releases.py", "release/run_noise.py", "noise/quantisation.py",
 )  # fmt: skip
 """Where a step keeps what the next one finds, or writes into its sum; all else computes."""
 

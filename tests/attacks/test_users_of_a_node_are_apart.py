@@ -201,7 +201,7 @@ def test_a_user_that_hangs_is_ended_and_the_others_go_on(caplog: pytest.LogCaptu
     total, answered, _ = one_by_one_with({"u2": "hangs"}, time_limit=0.2)
     assert answered == len(USERS) - 1
     np.testing.assert_array_equal(total, sum(alone(user) for user in USERS if user != "u2"))
-    assert "took longer than 0.2 s" in caplog.text
+    assert "took longer" in caplog.text
 
 
 def test_the_process_is_left_as_it_was() -> None:

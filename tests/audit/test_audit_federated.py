@@ -88,7 +88,7 @@ def test_too_little_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_little(total, stream, terms, stddev, step):
         add_noise(total, stream, terms, stddev / 30, step)
 
-    monkeypatch.setattr("fedcgd.release.noise_source.add_noise", too_little)
+    monkeypatch.setattr("fedcgd.release.run_noise.add_noise", too_little)
     result, _ = run(LambdaCGD(0.8), 1.0)
     assert not result.passed
     assert result.bounds["one-run guesses"] > 1.0  # also without any assumption on the noise

@@ -102,7 +102,8 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design, tmp_
 @pytest.mark.parametrize("change", [{"bands": 2}, {"epochs": 1}, {"clip_norm": 2.0}, {"spectrum": [1.0]}])
 def test_runs_of_two_designs_are_not_pooled(design: Design, change: dict[str, Any], tmp_path: Path) -> None:
     change = {
-        name: saved(Spectrum.from_eigenvalues(value), tmp_path) if name == "spectrum" else value for name, value in change.items()
+        name: saved(Spectrum.from_eigenvalues(value), tmp_path) if name == "spectrum" else value
+        for name, value in change.items()
     }
     runs = [run(design, NOISE_CURVE, 0.5, 0, 0.7), run(replace(design, **change), NOISE_CURVE, 1.0, 0, 0.9)]
     with pytest.raises(ValueError, match="NoiseCurve at ε = 2 are of two designs"):

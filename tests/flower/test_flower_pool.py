@@ -116,7 +116,7 @@ def test_a_node_says_in_its_log_that_it_named_other_users_before(caplog: pytest.
     host_users(app, lambda context: next(calls), sequential_training(towards_target))
     assert read_users_reply(app(users_query(1), CONTEXT)) == HostedUsers(("ann", "bob"))
     assert ask(FakeGrid({1: FakeNode(app)}), 1, ("ann", "bob")).answered == 1
-    assert "1 of the 2 users asked for are none that users(context) names now" in caplog.text
+    assert "users(context) names" in caplog.text
 
 
 def test_the_id_of_a_single_user_has_to_be_a_text(caplog: pytest.LogCaptureFixture) -> None:

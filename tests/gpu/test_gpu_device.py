@@ -26,7 +26,7 @@ from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import DenseGradients, gpu_add_rows
-from fedcgd.release.noise_source import LatticeNormals
+from fedcgd.release.run_noise import LatticeNormals
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: benchmarks/gpu.sh runs it on one"),

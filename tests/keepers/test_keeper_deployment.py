@@ -160,5 +160,5 @@ def test_three_keepers_make_the_noise_of_a_deployed_run(services: bool, tmp_path
     ]
     assert sum(count for (count,) in turns) >= 20 * ROUNDS  # a cohort of 20 in each, and nobody twice in three rounds
     if services:
-        assert "round 3 of 3 opened for" in logs["keeper1.log"]
+        assert "3 opened" in logs["keeper1.log"]
         assert "keeper-1" not in logs["silo1.log"]

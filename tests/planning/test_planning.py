@@ -32,7 +32,7 @@ from fedcgd.planning import (
     plan_recipes,
     recommended,
     verdict,
-    with_more_turns,
+    with_more_participations,
 )
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.planner import PlannedRecipe, _preferred, _sampled_names, _steps
@@ -42,9 +42,9 @@ from fedcgd.quadratic import Spectrum
 from fedcgd_flower import scheduled
 
 pytestmark = pytest.mark.usefixtures("few_draws_everywhere")
-PROBLEM = PlanningProblem(users=600, epsilon=1.0, delta=1e-5, turns=4)
+PROBLEM = PlanningProblem(users=600, epsilon=1.0, delta=1e-5, participations=4)
 RECIPE = Recipe(
-    mechanism="lambda-cgd:0.8", sampling="none", users=600, steps=5, turns=6, schedule="linear", momentum=0.9
+    mechanism="lambda-cgd:0.8", sampling="none", users=600, steps=5, participations=6, schedule="linear", momentum=0.9
 )
 
 
@@ -130,10 +130,11 @@ def test_the_rate_is_the_best_of_those_around_it() -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        *(PlanningProblem(users=45_000, epsilon=epsilon, delta=1e-5, turns=60, model=LinearModel(classes=10, features=300))
+        *(PlanningProblem(users=45_000, epsilon=epsilon, delta=1e-5, participations=60,
+                          model=LinearModel(classes=10, features=300))
           for epsilon in (3.0, 8.0)),
-        PlanningProblem(users=1_000_000, epsilon=8.0, delta=1e-7, turns=2),
-        PlanningProblem(users=60, epsilon=0.05, delta=1e-5, turns=2),
+        PlanningProblem(users=1_000_000, epsilon=8.0, delta=1e-7, participations=2),
+        PlanningProblem(users=60, epsilon=0.05, delta=1e-5, participations=2),
     ],
 )  # fmt: skip
 def test_no_planned_rate_lies_at_an_edge_of_what_was_tried(problem: PlanningProblem) -> None:
@@ -147,8 +148,8 @@ def test_no_planned_rate_lies_at_an_edge_of_what_was_tried(problem: PlanningProb
 
 
 def test_no_planned_cohort_lies_at_an_edge_of_what_was_tried() -> None:
-    """A million people in few turns: the same mechanism in half the cohort, or twice, is not better by more than twice LEVEL."""
-    problem = PlanningProblem(users=1_000_000, epsilon=3.0, delta=1e-7, turns=5)
+    """A million people: the same mechanism in half the cohort, or twice, is not better by more than twice LEVEL."""
+    problem = PlanningProblem(users=1_000_000, epsilon=3.0, delta=1e-7, participations=5)
     plain = next(one for one in plan_recipes(problem) if one.kind == "dp-sgd, nothing secret")
     assert plain.recipe.steps > 60
     for factor in (0.5, 2):
@@ -159,16 +160,20 @@ def test_no_planned_cohort_lies_at_an_edge_of_what_was_tried() -> None:
 
 def test_more_rounds_than_usual_are_planned_where_they_are_allowed() -> None:
     """Cohorts of at most ten in 60,000: 6000 rounds a turn."""
-    allowed = PlanningProblem(users=60_000, epsilon=8.0, delta=1e-6, turns=1, max_cohort=10, max_rounds=6000, buffers=0)
+    allowed = PlanningProblem(
+        users=60_000, epsilon=8.0, delta=1e-6, participations=1, max_cohort=10, max_rounds=6000, buffers=0
+    )
     assert {one.recipe.rounds for one in plan_recipes(allowed)} == {6000}
 
 
 @pytest.mark.parametrize("model", [None, LinearModel(classes=10, features=300)])
-def test_more_turns_never_end_with_more_loss(model: LinearModel | None) -> None:
+def test_more_participations_never_end_with_more_loss(model: LinearModel | None) -> None:
     """Of each kind, but for the part that theory holds for nothing; momentum makes three whole batches worse than two."""
     least: dict[str, float] = {}
-    for turns in (1, 2, 3, 4, 5, 8):
-        for one in plan_recipes(PlanningProblem(users=45_000, epsilon=3.0, delta=1e-5, turns=turns, model=model)):
+    for participations in (1, 2, 3, 4, 5, 8):
+        for one in plan_recipes(
+            PlanningProblem(users=45_000, epsilon=3.0, delta=1e-5, participations=participations, model=model)
+        ):
             assert one.outcome.loss <= (1 + RULES.ranking.level) * least.get(one.kind, math.inf)
             least[one.kind] = min(one.outcome.loss, least.get(one.kind, math.inf))
 
@@ -243,8 +248,8 @@ def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(
 ) -> None:
     assert [one.kind for one in ranked_with_secrets] == list(dict.fromkeys(one.kind for one in ranked_with_secrets))
     assert {one.kind for one in ranked} == {
-        "dp-sgd, everybody in each round", "dp-sgd, nothing secret", "lambda-cgd, nothing secret",
-        "banded-toeplitz, nothing secret",
+        "dp-sgd, everybody in each round", "dp-sgd, without amplification", "lambda-cgd, without amplification",
+        "banded-toeplitz, without amplification",
     }  # fmt: skip
     more = [one for one in ranked_with_secrets if one.kind not in {other.kind for other in ranked}]
     assert sorted(one.recipe.sampling for one in more) == ["b-min-sep", "balls-in-bins", "poisson"]
@@ -282,13 +287,13 @@ def test_nothing_is_kept_secret_unless_it_was_said(ranked) -> None:
 
 
 def test_the_limits_are_kept() -> None:
-    problem = PlanningProblem(users=1000, epsilon=2.0, delta=1e-5, turns=3, max_cohort=90, max_rounds=25)
+    problem = PlanningProblem(users=1000, epsilon=2.0, delta=1e-5, participations=3, max_cohort=90, max_rounds=25)
     found = plan_recipes(problem)
     assert found
     for one in found:
         assert one.recipe.cohort <= 90
         assert one.recipe.rounds <= 25
-        assert one.recipe.turns <= 3
+        assert one.recipe.participations <= 3
     assert min(one.recipe.steps for one in found) == 12
 
 
@@ -300,9 +305,9 @@ def test_cohorts_are_those_that_a_population_makes(users: int) -> None:
         assert users // cohort == steps
 
 
-def test_more_privacy_or_more_turns_never_hurt(ranked) -> None:
+def test_more_privacy_or_more_participations_never_hurt(ranked) -> None:
     looser = plan_recipes(replace(PROBLEM, epsilon=4.0))
-    longer = plan_recipes(replace(PROBLEM, turns=12))
+    longer = plan_recipes(replace(PROBLEM, participations=12))
     assert looser[0].outcome.loss < ranked[0].outcome.loss
     assert longer[0].outcome.loss < ranked[0].outcome.loss
 
@@ -314,7 +319,7 @@ def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> Non
     better = PlannedRecipe(RECIPE, LambdaCGD(0.8), 1.0, Outcome(1.0, 100.0, 1.0, 0.0, 0.4))
     level = PlannedRecipe(RECIPE, LambdaCGD(0.8), 1.0, Outcome(1.0, 100.0, 1.0, 0.0, 0.497))
     assert verdict([better, plain]).startswith(
-        "Correlated noise helps: lambda-cgd (nothing secret) leaves 0.400 of the loss"
+        "Correlated noise helps: lambda-cgd (without amplification) leaves 0.400 of the loss"
     )
     assert "DP-SGD is as good: dp-sgd (everybody in each round) leaves 0.500 of the loss" in verdict([level, plain])
     assert "brings nothing here, DP-SGD is as good" in verdict([level, plain])
@@ -327,12 +332,12 @@ def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> Non
     assert not is_hopeless([hopeless, better])
     said = "Nothing useful is to be expected at this budget: the signal is at most 9 times the noise.* more users, or a larger ε"
     assert re.match(said, verdict([hopeless]))
-    small = plan_recipes(PlanningProblem(users=600, epsilon=1.0, delta=1e-5, turns=4, max_cohort=30))
+    small = plan_recipes(PlanningProblem(users=600, epsilon=1.0, delta=1e-5, participations=4, max_cohort=30))
     assert verdict(small).startswith("Correlated noise helps")
 
 
 def test_signal_to_noise_is_the_same_with_and_without_sizes_and_is_users_over_sigma_for_the_whole_batch() -> None:
-    problem = PlanningProblem(users=900, epsilon=2.0, delta=1e-5, turns=6)
+    problem = PlanningProblem(users=900, epsilon=2.0, delta=1e-5, participations=6)
     once = calibrate(DPSGD(), Participation(rounds=1), epsilon=2.0, delta=1e-5).noise_multiplier
     for model in (None, LinearModel(classes=10, features=64), LinearModel(classes=2, features=900, mean_share=0.8)):
         for one in plan_recipes(replace(problem, model=model)):
@@ -353,7 +358,7 @@ def test_signal_to_noise_is_the_same_with_and_without_sizes_and_is_users_over_si
 
 def test_where_the_noise_wins_a_warning_says_so() -> None:
     """Ten people at ε = 8: with that, models guess."""
-    few = PlanningProblem(users=10, epsilon=8.0, delta=1e-3, turns=20)
+    few = PlanningProblem(users=10, epsilon=8.0, delta=1e-3, participations=20)
     chosen = recommended(plan_recipes(few))
     assert chosen.outcome.loss < 0.4  # which looked like much
     assert expectation(chosen).startswith("Warning: the noise wins. Signal to noise ")
@@ -426,14 +431,14 @@ def test_the_run_configuration_is_one_of_the_app_and_means_the_same(
     ("change", "words"),
     [
         ({"users": 1}, "users must be a whole number of at least 2"),
-        ({"turns": 0}, "turns must be"),
+        ({"participations": 0}, "participations must be"),
         ({"epsilon": -1.0}, "epsilon"),
         ({"delta": 0.01}, "delta must be below 1/users"),
         (
             {"secret": ("cyclic-poisson",)},
             "secret must be of balls-in-bins, poisson, b-min-sep, random-allocation, got cyclic-poisson; leave it empty",
         ),
-        ({"max_cohort": 10, "max_rounds": 20}, "need 60 rounds for one turn each"),
+        ({"max_cohort": 10, "max_rounds": 20}, "need 60 rounds for one"),
     ],
 )
 def test_impossible_questions_are_refused(change, words: str) -> None:
@@ -441,11 +446,11 @@ def test_impossible_questions_are_refused(change, words: str) -> None:
         replace(PROBLEM, **change)
 
 
-ASK = ["plan", "--users", "600", "--epsilon", "1", "--delta", "1e-5", "--turns", "4", "--max-cohort", "300"]
+ASK = ["plan", "--users", "600", "--epsilon", "1", "--delta", "1e-5", "--participations", "4", "--max-cohort", "300"]
 
 
 def test_at_a_hopeless_budget_no_program_is_printed() -> None:
-    words = ["plan", "--users", "60", "--epsilon", "0.05", "--delta", "1e-5", "--turns", "2"]
+    words = ["plan", "--users", "60", "--epsilon", "0.05", "--delta", "1e-5", "--participations", "2"]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "Nothing useful is to be expected at this budget" in result.output
@@ -468,7 +473,7 @@ def test_the_command_prints_a_table_python_and_a_run_configuration() -> None:
         "Plan.calibrated(",
         "flwr run simulations --stream --run-config '",
         "a task of 600 users",
-        "kept secret: nothing",
+        "secret: none",
     ):
         assert words in result.stdout
 
@@ -481,7 +486,10 @@ def test_json_and_picture(tmp_path: Path) -> None:
     best = found["recipes"][0]
     assert best["loss"] == min(one["loss"] for one in found["recipes"])
     recipe = Recipe(
-        **{name: best[name] for name in ("mechanism", "sampling", "users", "steps", "turns", "schedule", "momentum")}
+        **{
+            name: best[name]
+            for name in ("mechanism", "sampling", "users", "steps", "participations", "schedule", "momentum")
+        }
     )
     assert best["learning_rate"] == pytest.approx(best["progress"] / unit_progress(recipe) / 2)
     assert "<svg" in (tmp_path / "frontier.svg").read_text()
@@ -491,7 +499,7 @@ def test_the_picture_says_what_it_is_of_and_no_curve_rises(monkeypatch) -> None:
     figure = Figure()
     monkeypatch.setattr("fedcgd.cli.plan.drawn", lambda *_: contextlib.nullcontext(figure))
     problem = PlanningProblem(
-        users=45_000, epsilon=3.0, delta=1e-5, turns=3, model=LinearModel(classes=10, features=300)
+        users=45_000, epsilon=3.0, delta=1e-5, participations=3, model=LinearModel(classes=10, features=300)
     )
     curves = _frontier(problem, lambda _: None)
     draw(Path("some.svg"), problem, curves)
@@ -529,7 +537,7 @@ def test_a_linear_model_is_told_by_two_numbers() -> None:
 
 
 def test_one_participation_only_is_the_question_of_an_epoch() -> None:
-    [*found] = plan_recipes(replace(PROBLEM, turns=1, max_cohort=100))
+    [*found] = plan_recipes(replace(PROBLEM, participations=1, max_cohort=100))
     assert all(
         one.recipe.participation == Participation(rounds=one.recipe.steps, min_separation=one.recipe.steps)
         for one in found
@@ -538,7 +546,7 @@ def test_one_participation_only_is_the_question_of_an_epoch() -> None:
 
 def test_a_deep_network_ends_as_well_at_smaller_rates() -> None:
     """What it is more sensitive by is a unit of the rate: recipes, noise and losses are those of one hidden layer."""
-    typical = PlanningProblem(users=4000, epsilon=4.0, delta=1e-5, turns=5)
+    typical = PlanningProblem(users=4000, epsilon=4.0, delta=1e-5, participations=5)
     shallow, deep, deeper = (plan_recipes(replace(typical, hidden_layers=layers)) for layers in (1, 2, 5))
     assert shallow == plan_recipes(typical)
     assert deep == deeper
@@ -573,7 +581,9 @@ def test_of_recipes_that_are_as_good_a_network_gets_about_twenty_rounds_a_turn_a
 
 
 def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -> None:
-    problem = PlanningProblem(users=1260, epsilon=1.0, delta=1e-5, turns=20, model=LinearModel(classes=10, features=64))
+    problem = PlanningProblem(
+        users=1260, epsilon=1.0, delta=1e-5, participations=20, model=LinearModel(classes=10, features=64)
+    )
     ranked = plan_recipes(problem)
     plain = next(one for one in ranked if not one.correlated)
     correlated = next(one for one in ranked if one.correlated)
@@ -593,7 +603,7 @@ def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -
     assert verdict([bands, lam, with_loss(plain, 0.11)]).startswith("Correlated noise helps: lambda-cgd")
     worse = [bands, with_loss(lam, 0.103), with_loss(plain, 0.2)]
     assert recommended(worse) is bands
-    assert verdict(worse).endswith("The simplest, lambda-cgd (nothing secret) leaves 0.103 of the loss.")
+    assert verdict(worse).endswith("The simplest, lambda-cgd (without amplification) leaves 0.103 of the loss.")
     secret = replace(level, recipe=replace(plain.recipe, sampling="poisson"))
     assert recommended([better, secret]) is better  # one secret less
     assert "needs no secret" in verdict([better, secret])
@@ -601,20 +611,20 @@ def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -
     assert "needs no secret" in verdict([with_loss(secret, 0.099), better])
 
 
-def test_more_turns_are_spoken_of_where_they_bring_much() -> None:
-    few = PlanningProblem(users=1260, epsilon=4.0, delta=1e-5, turns=1)
-    more = with_more_turns(few, plan_recipes(few))
+def test_more_participations_are_spoken_of_where_they_bring_much() -> None:
+    few = PlanningProblem(users=1260, epsilon=4.0, delta=1e-5, participations=1)
+    more = with_more_participations(few, plan_recipes(few))
     assert more is not None
-    assert more.recipe.turns == 2
-    many = replace(few, epsilon=1.0, turns=30)
-    assert with_more_turns(many, plan_recipes(many)) is None
+    assert more.recipe.participations == 2
+    many = replace(few, epsilon=1.0, participations=30)
+    assert with_more_participations(many, plan_recipes(many)) is None
 
 
-def test_more_turns_are_not_ranked_where_the_rounds_allow_none(monkeypatch) -> None:
-    few = PlanningProblem(users=1260, epsilon=4.0, delta=1e-5, turns=2, max_cohort=100, max_rounds=26)
+def test_more_participations_are_not_ranked_where_the_rounds_allow_none(monkeypatch) -> None:
+    few = PlanningProblem(users=1260, epsilon=4.0, delta=1e-5, participations=2, max_cohort=100, max_rounds=26)
     ranked = plan_recipes(few)
-    assert {one.recipe.turns for one in ranked} == {2}
+    assert {one.recipe.participations for one in ranked} == {2}
     monkeypatch.setattr("fedcgd.planning.planner.plan_recipes", lambda *_, **__: pytest.fail("ranked again"))
-    assert with_more_turns(few, ranked) is None
+    assert with_more_participations(few, ranked) is None
     with pytest.raises(pytest.fail.Exception, match="ranked again"):
-        with_more_turns(replace(few, max_rounds=39), ranked)
+        with_more_participations(replace(few, max_rounds=39), ranked)

@@ -23,9 +23,9 @@ from fedcgd.planning.rehearsal import _identity, _levels
 from fedcgd.planning.theory import outcome_at
 
 RATES = (1 / 3, 3**-0.5, 1.0, 3**0.5, 3.0)
-PROBLEM = PlanningProblem(users=600, epsilon=1.0, delta=1e-5, turns=2, max_rounds=10)
+PROBLEM = PlanningProblem(users=600, epsilon=1.0, delta=1e-5, participations=2, max_rounds=10)
 RECIPE = Recipe(
-    mechanism="lambda-cgd:0.8", sampling="none", users=600, steps=5, turns=4, schedule="linear", momentum=0.9
+    mechanism="lambda-cgd:0.8", sampling="none", users=600, steps=5, participations=4, schedule="linear", momentum=0.9
 )
 MECHANISM, SIGMA, RATE = LambdaCGD(0.8), 30.0, 0.3
 PLANNED = PlannedRecipe(RECIPE, MECHANISM, SIGMA, outcome_at(RECIPE, MECHANISM, SIGMA, Landscape.typical(), RATE))
@@ -102,7 +102,9 @@ def test_the_shortlist_is_what_is_nearly_as_good_each_way_once() -> None:
     assert [one.outcome.loss for one in found] == sorted(one.outcome.loss for one in found)
     assert found[0].outcome.loss == pytest.approx(plan_recipes(PROBLEM)[0].outcome.loss, rel=0.02)
     assert found[-1].outcome.loss <= 1.2 * found[0].outcome.loss
-    long = replace(PROBLEM, turns=20, epsilon=4.0, max_rounds=None, max_cohort=100)  # in which DP-SGD is far behind
+    long = replace(
+        PROBLEM, participations=20, epsilon=4.0, max_rounds=None, max_cohort=100
+    )  # in which DP-SGD is far behind
     best, last = (plan_recipes(long)[place].outcome.loss for place in (0, -1))
     assert last > 1.3 * best
     assert max(one.outcome.loss for one in shortlist(long, 100)) <= 1.2 * best
@@ -259,7 +261,7 @@ def test_an_array_proxy_s_gradient_is_the_mean_of_clipped_gradients(hidden: int)
 
 @pytest.mark.parametrize("hidden", [0, 16])
 def test_an_array_proxy_learns_what_is_there_to_learn(hidden: int) -> None:
-    long = replace(RECIPE, turns=20, users=300)
+    long = replace(RECIPE, participations=20, users=300)
     planned = replace(PLANNED, recipe=long, noise_multiplier=0.0, outcome=replace(PLANNED.outcome, learning_rate=1.0))
     assert digits(hidden)(Rehearsal(planned, seed=0)) > 0.85
     data = load_digits()
@@ -285,7 +287,7 @@ def test_arrays_that_are_no_proxy_are_refused(inputs, labels, hidden: int, what:
         ArrayProxy(inputs, labels, hidden=hidden)
 
 
-ASK = ["plan", "--users", "300", "--epsilon", "2", "--delta", "1e-5", "--turns", "2", "--max-rounds", "10"]
+ASK = ["plan", "--users", "300", "--epsilon", "2", "--delta", "1e-5", "--participations", "2", "--max-rounds", "10"]
 
 
 def test_the_command_line_takes_a_function_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,14 +116,14 @@ def test_what_other_commands_read_is_whole(save, folder: Path, monkeypatch: pyte
 @pytest.mark.parametrize("output", [["--json"], []])
 def test_an_answer_that_cannot_be_printed_is_an_error_and_no_refutation(output: list[str]) -> None:
     """1 would say that a claim is refuted; a traceback says nothing to whoever has a full disk."""
-    command = ["calibrate", "--mechanism", "dp-sgd", "--rounds", "10", "--epsilon", "8", "--delta", "1e-5"]
+    command = ["account", "--mechanism", "dp-sgd", "--rounds", "10", "--epsilon", "8", "--delta", "1e-5"]
 
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fedcgd.cli.budget.print_json", full)
-        patched.setattr("fedcgd.cli.budget.show", full)
+        patched.setattr("fedcgd.cli.account.print_json", full)
+        patched.setattr("fedcgd.cli.account.show", full)
         result = run(*command, *output)
     assert result.exit_code == 2
     told = "[Errno 28] No space left on device"

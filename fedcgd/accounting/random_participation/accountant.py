@@ -7,6 +7,7 @@ import numpy as np
 
 from fedcgd.accounting.accountant import Bound, Progress
 from fedcgd.accounting.amplified import ProfileAccountant
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation import search
 from fedcgd.accounting.random_participation.search import Problem
 from fedcgd.accounting.sampled import LARGEST_MULTIPLIER
@@ -54,8 +55,9 @@ class SecretRoundsAccountant(ProfileAccountant):
         return search.delta(self._problem(released), most, sigma=sigma, epsilon=epsilon, progress=progress)
 
     def _is_beyond_draws(self, sigma: float, released: int) -> bool:
-        """Whether there is so much noise that rounding outweighs the loss."""
-        return sigma > LARGEST_MULTIPLIER * self.gaussian_mu(1.0, released).value
+        """Whether there is so much noise that rounding outweighs the loss, or draws would take minutes."""
+        most = LARGEST_MULTIPLIER * self.gaussian_mu(1.0, released).value
+        return sigma > most or self._problem(released).law.rounds > EFFORT.chains.rounds
 
     @abstractmethod
     def _problem(self, released: int) -> Problem:

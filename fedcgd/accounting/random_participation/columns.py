@@ -4,7 +4,7 @@ Two rounds of one user are at least b apart, so that only the tail of an earlier
 tail brings is one number, q = Σ λ^(t−s)·d_s over the earlier rounds s. C with at most b bands has no tail (A = 0), and λ-CGD,
 also with unit columns, is exactly of this form. To a C with at most b bands earlier rounds bring nothing, and it is followed as
 it is, also where each column is another (`BandedColumns`). Any other C ≥ 0 is replaced by a larger one of this form: δ does not
-fall when an entry of the Gram matrix CᵀC grows (docs/accounting.md), so that this errs upwards. To cut C to b bands would err
+fall when an entry of the Gram matrix CᵀC grows (docs: proofs.md), so that this errs upwards. To cut C to b bands would err
 downwards.
 """
 
@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
+from scipy.signal import lfilter
 from scipy.sparse import csr_array, dia_array
 
 from fedcgd.accounting.coverage import non_negative
@@ -107,22 +108,14 @@ class Columns:
         scaled = x * self.scales[:, None]
         result = self._banded(scaled, transposed=False)
         if self.amplitude:
-            total = np.zeros(x.shape[1])
-            for t in range(self.rounds):
-                total *= self.ratio
-                total += scaled[t]
-                result[t] += self.amplitude * total
+            result += self.amplitude * _geometric_sums(scaled, self.ratio)
         return result
 
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""
         result = self._banded(y, transposed=True)
         if self.amplitude:
-            total = np.zeros(y.shape[1])
-            for t in range(self.rounds - 1, -1, -1):
-                total *= self.ratio
-                total += y[t]
-                result[t] += self.amplitude * total
+            result += self.amplitude * _geometric_sums(y[::-1], self.ratio)[::-1]
         result *= self.scales[:, None]
         return result
 
@@ -237,6 +230,11 @@ class BandedColumns(Columns):
     def _matrices(self) -> tuple[csr_array, csr_array]:
         """C and its transpose."""
         return _sparse(self.band)
+
+
+def _geometric_sums(x: Matrix, ratio: float) -> Matrix:
+    """Σ_s ratio^(t − s)·x_s over s ≤ t."""
+    return np.asarray(lfilter([1.0], [1.0, -ratio], x, axis=0))
 
 
 def _sparse(band: Matrix) -> tuple[csr_array, csr_array]:

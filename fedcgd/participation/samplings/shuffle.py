@@ -1,20 +1,18 @@
 """Shuffled batches of a fixed size: in each of k epochs all users are put in a new random order, and taken in that order."""
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
 from fedcgd.participation.draws import draw
 from fedcgd.participation.history import History
 from fedcgd.participation.promise import Promise
+from fedcgd.participation.samplings.epochs import OneOfEachEpoch
 from fedcgd.participation.samplings.filled import FilledCohorts
-from fedcgd.participation.samplings.random_allocation import check_epochs
 from fedcgd.participation.samplings.sampling import Rows
 
 
-class Shuffle(FilledCohorts):
+class Shuffle(OneOfEachEpoch, FilledCohorts):
     """One round of each epoch of n/k, as a data loader with `shuffle=True` has it, and accounted for as if anybody knew it.
 
     With b > 1 users are shuffled within blocks of L = n/k − b + 1 rounds, which divide an epoch: a user stays in its block, so
@@ -29,8 +27,8 @@ class Shuffle(FilledCohorts):
     )
 
     def check(self, run: Promise) -> None:
-        """k divides n, and the blocks an epoch."""
-        check_epochs(self.name, run)
+        """The blocks divide an epoch."""
+        super().check(run)
         steps, b = self.spacing(run), run.min_separation
         if b > steps or steps % (steps - b + 1):
             fitting = [steps - block + 1 for block in range(steps, 0, -1) if steps % block == 0]
@@ -38,24 +36,11 @@ class Shuffle(FilledCohorts):
                 f"shuffle has min_separation b such that n/k − b + 1 divides the {steps} rounds of an epoch: one of {fitting}, "
                 f"got {b}"
             )
-        super().check(run)
 
     def describe(self, run: Promise) -> str:
         """As the base class has it."""
         apart = f", at least b = {run.min_separation} apart" if run.min_separation > 1 else ""
         return f"n = {run.rounds} rounds, a user in one of each {self.spacing(run)}, in a new order{apart}"
-
-    def spacing(self, run: Promise) -> int:
-        """n/k, the rounds of an epoch."""
-        return run.rounds // run.participations
-
-    def expected_rate(self, run: Promise) -> float:
-        """k/n."""
-        return run.participations / run.rounds
-
-    def numbers(self, rounds: int, turns: Fraction, separation: int) -> dict[str, Any]:
-        """Epochs of ⌊turns⌋ rounds."""
-        return {"max_participations": rounds // int(turns)}
 
     def eligible(self, run: Promise, round: int, users: Iterable[str], history: History) -> list[str]:
         """Those within the limits that had no round of this epoch yet."""
