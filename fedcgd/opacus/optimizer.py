@@ -223,7 +223,10 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             for p in group["params"]:
                 p.grad = None
         for p, part in zip(self._trained, torch.split(mean, self._sizes), strict=True):
-            set_gradient(p, part)
+            if self._run.shards is None:
+                p.grad = part.view_as(p).to(p.dtype)
+            else:
+                set_gradient(p, part)
         return True
 
     def _take_passes(self, pending: PendingRound) -> list[list[PerSampleGradients]]:
