@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from fedcgd.opacus.release_tracker import ReleaseTracker
 from oracles_softmax import train_softmax as by_hand
 from plans import make_plan
 from rich.console import Console
@@ -17,7 +18,6 @@ from rich.console import Console
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan, calibrate
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.opacus.batches import RoundBatches
-from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.optimisation import catalogue
 from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
