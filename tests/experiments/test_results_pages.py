@@ -10,7 +10,6 @@ from statistics import fmean, stdev
 
 import pytest
 
-from fedcgd_experiments import curvature_design, curvature_report
 from fedcgd_experiments.comparison import epsilons, pick
 from fedcgd_experiments.results import Results
 from fedcgd_experiments.studies import STUDIES
@@ -133,35 +132,6 @@ def test_the_numbers_of_the_buffers_are_the_kept_ones() -> None:
     assert row is not None
     printed = [float(cell) for cell in row[1].split("|")]
     assert printed == [float(f"{value:.2g}") for value in kept["blt"]["approximation"]]
-
-
-WORDS = {curvature_design.DP_SGD: "DP-SGD", curvature_design.PRACTICAL: "λ-CGD, λ by the practical rule"}
-
-
-@pytest.mark.parametrize("file", ["digits.jsonl", "fashion-mnist-6000.jsonl"])
-def test_the_accuracies_of_fitted_noise_are_those_of_its_runs(file: str) -> None:
-    page = (ROOT / "benchmarks" / "reports" / "results_curvature.md").read_text()
-    runs = Results(RESULTS / "curvature" / file).rows()
-    found = curvature_report.tuned(runs)
-    for arm in curvature_design.ARMS:
-        cells = [
-            f"{100 * fmean(values):.1f} ± {100 * stdev(values):.1f} ({found[arm, epsilon].learning_rate:g})"
-            for epsilon in (1.0, 2.0, 4.0, 8.0)
-            for values in [list(found[arm, epsilon].tests.values())]
-        ]
-        assert f"| {WORDS.get(arm, arm)} | {' | '.join(cells)} |" in page
-
-
-@pytest.mark.slow  # permutation tests over 184,756 ways
-def test_the_comparisons_of_fitted_noise_on_digits_are_those_of_its_runs() -> None:
-    page = (ROOT / "benchmarks" / "reports" / "results_curvature.md").read_text()
-    runs = Results(RESULTS / "curvature" / "digits.jsonl").rows()
-    shown = [row for row in curvature_report.compare(runs) if row.than != curvature_design.FITTED_LAMBDA]
-    assert len(shown) == 20
-    for row in shown:
-        names = f"{WORDS.get(row.better, row.better)} against {WORDS.get(row.than, row.than)}"
-        numbers = f"{100 * row.difference:+.1f} | {row.p_permutation:.2g} | {row.corrected:.2g}"
-        assert f"| {row.epsilon:g} | {names} | {numbers} |" in page
 
 
 def test_the_times_of_a_step_are_those_of_the_kept_turns() -> None:
