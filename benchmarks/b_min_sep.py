@@ -84,7 +84,7 @@ class Size:
         }
 
     def b_min_sep(self, b: int) -> Participation:
-        return Participation.b_min_sep(self.rounds, users=self.turns, cohort_size=1, min_separation=b)
+        return Participation.for_cohorts("b-min-sep", self.rounds, users=self.turns, cohort_size=1, min_separation=b)
 
 
 MAIN = Size(600, 12, 32)

@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results" / "damping.jsonl"
 DELTA, ROUNDS = 1e-5, 210
 LAMBDA = "lambda-cgd, λ of least RMSE"
 BINS = Participation(rounds=ROUNDS, min_separation=21, sampling="balls-in-bins")
-COINS = Participation.b_min_sep(ROUNDS, users=21, cohort_size=1)
+COINS = Participation.for_cohorts("b-min-sep", ROUNDS, users=21, cohort_size=1)
 CELLS = [
     *((BINS, epsilon, text) for epsilon in (1.0, 4.0, 8.0) for text in (LAMBDA, "band-inv-mf:2", "blt:2", "bifr:3")),
     *((BINS, 1.0, text) for text in ("lambda-mu", "banded-toeplitz:4")),

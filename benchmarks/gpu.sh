@@ -7,6 +7,7 @@
 #     benchmarks/gpu.sh cifar DATA [RESULTS]  accuracies on CIFAR-10 and IMDB instead, in MINUTES (9): the figures of arXiv:2601.22334 and
 #                                             the planner's exam. DATA: the folder of cifar-10-batches-bin and aclImdb; its sheet.json
 #                                             has every σ and plan: made, on a CPU in ten minutes, if it is not there
+#     benchmarks/gpu.sh pure [RESULTS]        time and memory of the pure step, the adapter and Opacus instead, in two minutes
 #
 # Needs: pip install -e '.[dev]', a CUDA GPU with 40 GB (PHYSICAL_BATCH=16 does with 20), no data and no network.
 # Prints and writes: correct.txt (tests.txt, and exit code 1, if a test failed), noise-*.json and runtime.jsonl (for
@@ -17,6 +18,9 @@ task="" data=""
 if [ "${1:-}" = cifar ]; then
     task=cifar data="$(cd "$2" && pwd)"
     shift 2
+elif [ "${1:-}" = pure ]; then
+    task=pure
+    shift
 fi
 results="${1:-$root/results/gpu}"
 mkdir -p "$results"
@@ -34,6 +38,11 @@ if [ -n "${DRY:-}" ]; then
 elif ! python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then
     echo "there is no CUDA GPU that PyTorch can use ('torch.cuda.is_available()' is False); DRY=1 tries this script without one" >&2
     exit 2
+fi
+
+if [ "$task" = pure ]; then
+    python benchmarks/pure_step.py --output "$results/pure_step.jsonl" ${DRY:+--tiny}
+    exit
 fi
 
 if [ "$task" = cifar ]; then

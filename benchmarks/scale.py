@@ -41,7 +41,7 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise
-from fedcgd_flower.arrays import Outgoing, array_of
+from fedcgd_flower.layout import Outgoing, array_of
 from fedcgd_flower.messages import read_train_message, train_reply
 from fedcgd_flower.update import write_clipped_update
 

@@ -22,7 +22,9 @@ from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
-from fedcgd.participation.cohorts import History, bin_of, cohort
+from fedcgd.participation.cohorts import cohort
+from fedcgd.participation.draws import bin_of
+from fedcgd.participation.history import History
 
 FOLDER = Path(__file__).parent
 MEASURED = FOLDER.parents[1] / "benchmarks" / "results" / "planner-digits.json"

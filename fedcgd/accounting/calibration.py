@@ -1,5 +1,6 @@
 """Which accountant a run has, and what it answers: σ from a budget, ε from σ, δ from both."""
 
+from collections.abc import Callable
 from typing import get_args
 
 from fedcgd.accounting.accountant import Accountant, Progress, silent
@@ -12,6 +13,7 @@ from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccounta
 from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.own import check_own
 from fedcgd.participation import Participation
+from fedcgd.participation.samplings import Law
 from fedcgd.support.choices import Method
 
 
@@ -43,18 +45,22 @@ def accountant(mechanism: Mechanism, participation: Participation, method: Metho
         )
     if method is not None and method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
-    match participation.sampling:
-        case "none":
-            return GaussianAccountant(mechanism, participation)
-        case "poisson" | "cyclic-poisson":
-            return PoissonAccountant(mechanism, participation)
-        case "balls-in-bins":
-            return BallsInBinsAccountant(mechanism, participation, method)
-        case "random-allocation":
-            one = bandwidth(mechanism, participation.rounds) == 1
-            return OneBandAccountant(mechanism, participation) if one else BandsAccountant(mechanism, participation)
-        case "b-min-sep":
-            return BMinSepAccountant(mechanism, participation)
+    make = _ACCOUNTANTS[participation.scheme.law]
+    return make(mechanism, participation, method)
+
+
+def _one_of_each_epoch(mechanism: Mechanism, participation: Participation, _: Method | None) -> Accountant:
+    one = bandwidth(mechanism, participation.rounds) == 1
+    return OneBandAccountant(mechanism, participation) if one else BandsAccountant(mechanism, participation)
+
+
+_ACCOUNTANTS: dict[Law, Callable[[Mechanism, Participation, Method | None], Accountant]] = {
+    Law.KNOWN: lambda mechanism, participation, _: GaussianAccountant(mechanism, participation),
+    Law.COINS: lambda mechanism, participation, _: PoissonAccountant(mechanism, participation),
+    Law.ONE_BIN: BallsInBinsAccountant,
+    Law.RESTING_COINS: lambda mechanism, participation, _: BMinSepAccountant(mechanism, participation),
+    Law.ONE_OF_EACH_EPOCH: _one_of_each_epoch,
+}
 
 
 def _tried(mechanism: Mechanism, participation: Participation, method: Method | None) -> Accountant:

@@ -7,8 +7,12 @@ from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism
 from fedcgd.participation import Participation
+from fedcgd.participation.samplings import Law
 
 _ROUNDING = 1e-12  # of the largest entry: what optimisers and inverses leave in place of a zero
+
+NARROW = frozenset({Law.COINS, Law.ONE_OF_EACH_EPOCH})
+"""Laws that are accounted for with few bands of C: a user's rounds overlap with the next ones at most."""
 
 
 class NegativeEntryError(ValueError):
@@ -17,13 +21,7 @@ class NegativeEntryError(ValueError):
 
 def most_bands(participation: Participation) -> int | None:
     """How many bands C may have under the sampling; None where any C has an account, or any without negative entries."""
-    match participation.sampling:
-        case "none" | "balls-in-bins" | "b-min-sep":
-            return None
-        case "poisson":
-            return 1
-        case "cyclic-poisson" | "random-allocation":
-            return participation.spacing
+    return participation.spacing if participation.scheme.law in NARROW else None
 
 
 def too_wide(mechanism: Mechanism, participation: Participation, bands: int) -> ValueError:

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
+from fedcgd.accounting.coverage import most_bands
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
+from fedcgd.participation.samplings import Law
 from fedcgd.support.numbers import as_clip_norm
 
 NOT_COVERED = (
@@ -61,7 +63,7 @@ def explain(
             "adjacency",
             f"{guarantee.adjacency[0].upper()}{guarantee.adjacency[1:]}: two runs are compared that differ in one user's "
             "updates alone, all of which are zero in one of them; both directions are covered. "
-            f"{_ADD_OR_REMOVE[participation.sampling]} Replacing one user's data by other data counts as two such steps.",
+            f"{participation.scheme.absence} Replacing one user's data by other data counts as two such steps.",
         ),
         Step(
             "unit of privacy",
@@ -76,8 +78,12 @@ def explain(
             "whoever sums.",
             clip_norm,
         ),
-        _participation(participation),
-        Step("sampling", _SAMPLING[participation.sampling]),
+        Step(
+            "participation",
+            f"{participation}. The scheduler must never break this, whoever drops out or returns.",
+            participation.sampling_rate or participation.participations,
+        ),
+        Step("sampling", participation.scheme.assumption),
         _mechanism(mechanism, participation.rounds, rho),
         _sensitivity(mechanism, participation, guarantee),
         Step(
@@ -92,7 +98,7 @@ def explain(
             f"{guarantee.method}; "
             + ("exact up to rounding." if guarantee.exact else "an upper bound: the truth may be better, not worse."),
         ),
-        _confidence(guarantee),
+        _confidence(guarantee, participation),
         Step(
             "guarantee",
             f"All models that the run releases, together, are ({rounded_up(guarantee.epsilon, 6)}, {delta:g})-differentially "
@@ -102,96 +108,6 @@ def explain(
         ),
         Step("not covered", f"None of these is in ε. {' '.join(NOT_COVERED)}"),
     )
-
-
-def _participation(participation: Participation) -> Step:
-    n, b, q = participation.rounds, participation.min_separation, participation.sampling_rate
-    if participation.sampling == "poisson":
-        return Step("participation", f"n = {n} rounds; a user takes part in each with probability q = {q:g}.", q)
-    if participation.sampling == "cyclic-poisson":
-        return Step(
-            "participation",
-            f"n = {n} rounds, {b} fixed groups of users; in round t each user of group t mod {b} takes part with "
-            f"probability q = {q:g}.",
-            q,
-        )
-    if participation.sampling == "b-min-sep":
-        start = (
-            "a warm start: the round from which it may is drawn at first, so that cohorts are as large at the start as later"
-            if participation.warm_start
-            else "all free at the start: every user may take part from the first round"
-        )
-        return Step(
-            "participation",
-            f"n = {n} rounds; in each that is at least b = {b} after its last, a user takes part with probability p = {q:g}, in "
-            f"{participation.expected_rate:g} of all rounds in the long run; {start}.",
-            q,
-        )
-    k = participation.participations
-    if participation.sampling == "random-allocation":
-        return Step("participation", f"n = {n} rounds are {k} epochs of {n // k}; in each a user takes part once.", k)
-    return Step(
-        "participation",
-        f"Of n = {n} rounds a user takes part in at most k = {k}, any two of them at least b = {b} rounds apart. The "
-        "scheduler must never break this, whoever drops out or returns.",
-        k,
-    )
-
-
-_INDEPENDENT_TURNS = (
-    "Adding or removing the user altogether has the same ε: nobody else is asked more or less often for it, because each "
-    "user's rounds are drawn without regard to the others, and nothing is divided by how many there are."
-)
-
-# What zeroing a user's updates says about a user who is not there at all.
-_ADD_OR_REMOVE = {
-    "none": (
-        "A user who is not there at all is another matter where cohorts are filled up: somebody else is asked instead, and "
-        "who is asked is not protected here. What a user's data are, and whether they were used, is."
-    ),
-    "balls-in-bins": _INDEPENDENT_TURNS,
-    "poisson": _INDEPENDENT_TURNS,
-    "cyclic-poisson": _INDEPENDENT_TURNS,
-    "b-min-sep": _INDEPENDENT_TURNS,
-    "random-allocation": _INDEPENDENT_TURNS,
-}
-
-_SAMPLING = {
-    "none": (
-        "None is assumed: the adversary may know, and even choose, the rounds in which each user takes part. Nothing "
-        "about the cohorts has to be secret or random."
-    ),
-    "balls-in-bins": (
-        "Each user falls in one bin, uniformly at random and independently of the others, before the first round, and "
-        "takes part in the rounds of that bin in every epoch: bins are reused, not drawn again. The deployment must "
-        "keep the bins secret (nobody who sees a release may see who trained when), must not replace users who are "
-        "absent by others (an absent user's update is zero), must not let the number of answers decide whether a "
-        "round is released, and must divide by a fixed number."
-    ),
-    "poisson": (
-        "Each user tosses its own coin in each round, independently of everything else. The deployment must keep the "
-        "outcomes secret (also the size of the cohort), must not fill up or cut cohorts to a fixed size, must not "
-        "replace absent users, and must divide by a fixed number."
-    ),
-    "cyclic-poisson": (
-        "Users are split into groups once, which the adversary may know; in its group's rounds each user tosses its "
-        "own coin, independently of everything else. The deployment must keep the outcomes secret (also the size of "
-        "the cohort), must not move users between groups, must not fill up or cut cohorts, must not replace absent "
-        "users, and must divide by a fixed number."
-    ),
-    "b-min-sep": (
-        "Each user tosses its own coin in each round in which it may take part again, independently of everything else: of other "
-        "users, of who is there, and of what was released. The deployment must keep the coins secret (also the size of the "
-        "cohort), must let the coin of a user who is drawn but away be spent (it rests as if it had taken part), must "
-        "not fill up or cut cohorts, must not replace absent users, and must divide by a fixed number. A limit "
-        "to a user's rounds may be kept."
-    ),
-    "random-allocation": (
-        "In each epoch each user draws one of its rounds, uniformly and independently of everything else. The deployment must "
-        "keep secret who drew what (also the size of the cohort), must draw anew in each epoch, must not fill up or cut "
-        "cohorts to a fixed size, must not replace absent users or give them another round, and must divide by a fixed number."
-    ),
-}
 
 
 def _mechanism(mechanism: Mechanism, rounds: int, rho: float) -> Step:
@@ -218,14 +134,14 @@ def _damping(rho: float) -> str:
 
 
 def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> Step:
-    if participation.sampling in ("poisson", "cyclic-poisson", "random-allocation"):
+    if most_bands(participation) is not None:
         reach = guarantee.sensitivity
-        bands = bandwidth(mechanism, participation.rounds) if participation.sampling == "random-allocation" else 1
+        may_overlap = bandwidth(mechanism, participation.rounds) > participation.min_separation
         return Step(
             "sensitivity",
             f"One participation moves CX by at most {'‖C[:, t]‖' if reach is None else f'{reach:.6g}'}·ζ, the largest norm "
             "of a column of C; how many there are enters below"
-            + (", and how those of neighbouring epochs overlap." if bands > 1 else "."),
+            + (", and how those of neighbouring epochs overlap." if may_overlap else "."),
             reach,
         )
     found = sensitivity(mechanism, participation)
@@ -233,12 +149,8 @@ def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: 
         f"One user moves CX by at most {found.value:.6g}·ζ in Frobenius norm. Worst case: {_rounds(found.pattern)} "
         f"({'exact' if found.exact else 'an upper bound'}; {found.method})."
     )
-    if participation.sampling == "balls-in-bins":
-        statement += " This is for an adversary who knows the bin; the method below profits from the bin being secret."
-    if participation.sampling == "b-min-sep":
-        statement += (
-            " This is for an adversary who knows the coins; the method below profits from the coins being secret."
-        )
+    if hidden := participation.scheme.hidden:
+        statement += f" This is for an adversary who knows {hidden}; the method below profits from a secret."
     return Step("sensitivity", statement, found.value)
 
 
@@ -255,7 +167,7 @@ def _rounds(pattern: tuple[int, ...]) -> str:
 _NAMED = 6  # rounds that are all named
 
 
-def _confidence(guarantee: Guarantee) -> Step:
+def _confidence(guarantee: Guarantee, participation: Participation) -> Step:
     risk = guarantee.failure_probability
     if not risk:
         return Step("confidence", "Deterministic: no part of the calculation is random.", 1.0)
@@ -263,6 +175,6 @@ def _confidence(guarantee: Guarantee) -> Step:
         "confidence",
         f"The calculation draws random numbers, and they mislead it with probability at most {rounded_up(risk)} over their "
         f"seed; this is part of δ = {guarantee.delta:g}. The seed is a hash of the question, so that nobody chooses it"
-        + ("; the deterministic method needs none." if guarantee.sampling == "balls-in-bins" else "."),
+        + ("; the deterministic method needs none." if participation.scheme.law is Law.ONE_BIN else "."),
         1 - risk,
     )

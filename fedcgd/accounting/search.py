@@ -15,6 +15,7 @@ from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.participation import Participation
+from fedcgd.participation.samplings import Law
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
 
@@ -44,7 +45,7 @@ class Judge:
     @property
     def sampled(self) -> bool:
         """Whether chance amplifies privacy by a part that depends on C, and errors need a calibration."""
-        return self.participation.sampling in ("balls-in-bins", "random-allocation", "b-min-sep")
+        return self.participation.scheme.law not in (Law.KNOWN, Law.COINS)
 
     def sigma(self, mechanism: Mechanism) -> float:
         """About σ under the sampling."""

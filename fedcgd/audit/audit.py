@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcgd.accounting import calibrate
 from fedcgd.audit.bounds import gaussian_bound, one_run_bound, threshold_bound
-from fedcgd.audit.coins import COINS, coin_scores, coin_sums
+from fedcgd.audit.coins import coin_scores, coin_sums, has_coins
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -201,7 +201,7 @@ def audit_plan(
     >>> audit_plan(plan, server_release(plan, seed=1), epsilon=4, seed=1, trials=2000).passed
     True
     """
-    if plan.participation.sampling in COINS:
+    if has_coins(plan.participation):
         return _audit_coins(plan, release, epsilon=epsilon, seed=seed, trials=trials, confidence=confidence)
     return audit_mechanism(
         release, plan.mechanism, plan.participation, clip_norm=plan.clip_norm, epsilon=epsilon, delta=plan.delta,

@@ -7,17 +7,27 @@ from numpy.typing import NDArray
 
 from fedcgd.accounting.b_min_sep import BMinSepAccountant
 from fedcgd.accounting.random_allocation import BandsAccountant
+from fedcgd.accounting.random_participation import SecretRoundsAccountant
 from fedcgd.mechanisms import matrix
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Sampling
+from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import rounds_of
+from fedcgd.participation.samplings import Law
 from fedcgd.plan import Plan
 
-COINS: tuple[Sampling, ...] = ("b-min-sep", "random-allocation")
-"""The samplings whose coins can be tossed."""
+_ACCOUNTANTS: dict[Law, type[SecretRoundsAccountant]] = {
+    Law.RESTING_COINS: BMinSepAccountant,
+    Law.ONE_OF_EACH_EPOCH: BandsAccountant,
+}
+"""Those that say what tells best that a user took part."""
 
 _BLOCK = 2**22  # numbers of a score's computation at a time
+
+
+def has_coins(participation: Participation) -> bool:
+    """Whether the coins of its sampling can be tossed, and judged, by an audit."""
+    return participation.scheme.law in _ACCOUNTANTS
 
 
 def coin_sums(plan: Plan, users: Iterator[int], present: NDArray[np.bool_], seed: int) -> Matrix:
@@ -34,8 +44,7 @@ def coin_sums(plan: Plan, users: Iterator[int], present: NDArray[np.bool_], seed
 
 def coin_scores(plan: Plan, released: NDArray[np.floating]) -> Vector:
     """The log likelihood ratio of each trial of `released`, shape (n, trials), if the noise is as it should be."""
-    of_sampling = BMinSepAccountant if plan.participation.sampling == "b-min-sep" else BandsAccountant
-    accountant = of_sampling(plan.mechanism, plan.participation)
+    accountant = _ACCOUNTANTS[plan.participation.scheme.law](plan.mechanism, plan.participation)
     rounds, trials = released.shape
     c, step = matrix(plan.mechanism, rounds), max(1, _BLOCK // rounds)
     seen = (c @ released[:, at : at + step] / plan.clip_norm for at in range(0, trials, step))

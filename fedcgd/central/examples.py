@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from fedcgd.central.batches import Rows
+from fedcgd.participation.samplings import Rows
 
 Transform = Callable[..., Any]
 """(*example) → the example, changed at random."""
@@ -64,7 +64,10 @@ class Examples:
         """
         if type(self._data) is TensorDataset and self._transform is None:
             index = torch.from_numpy(rows)
-            return [part[index.to(part.device)].unsqueeze(1).to(self._device) for part in self._data.tensors]
+            return [
+                part[index.to(part.device, non_blocking=True)].unsqueeze(1).to(self._device)
+                for part in self._data.tensors
+            ]
         with seeded(seed):
             read = [default_collate(self._copies_of(int(i), seed)) for i in rows]
         return [self._stacked(parts) for parts in zip(*read, strict=True)]

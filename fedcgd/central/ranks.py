@@ -8,7 +8,7 @@ Sums without noise pass between the ranks: they are one party, and what connects
 rank that dies is missed by the process group, whose timeout (`init_process_group(timeout=…)`) is how long the others wait.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -23,13 +23,16 @@ Value = TypeVar("Value")
 class Ranks:
     """The processes of `group`, of which this is one; None is this process alone."""
 
+    pieces: Sequence[slice] | None = None
+    """Which coordinates of a sum are here, if each rank has others of them; by default all are everywhere."""
+
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self.rank, self.count = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
     def share(self, size: int) -> slice | None:
-        """Which of `size` coordinates get their noise here, in whole tiles of the noise stream; None is all."""
-        if self._group is None:
+        """Which of `size` coordinates get their noise here, in whole tiles of the noise stream; None is all that are here."""
+        if self._group is None or self.pieces is not None:
             return None
         tiles = -(-size // TILE)
         first, last = (min(tiles * rank // self.count * TILE, size) for rank in (self.rank, self.rank + 1))
@@ -43,14 +46,14 @@ class Ranks:
         except BaseException:
             if self._group is not None:
                 with suppress(Exception):
-                    self._say(None)
+                    self.all_of(None)
             raise
 
     def agree(self, facts: dict[str, Any]) -> None:
         """Raise RuntimeError on all ranks if one has failed, or says something else."""
         if self._group is None:
             return
-        said = self._say(facts)
+        said = self.all_of(facts)
         if failed := [rank for rank, one in enumerate(said) if one is None]:
             raise RuntimeError(
                 f"rank {failed[0]} of {self.count} has failed, and its own error says why; nothing of this round is released"
@@ -73,7 +76,8 @@ class Ranks:
                 told[1] = make()
             except BaseException as error:
                 told[0], failure = f"{type(error).__name__}", error
-        dist.broadcast_object_list(told, group=self._group, group_src=0)
+        with self.together("hear from rank 0"):
+            dist.broadcast_object_list(told, group=self._group, group_src=0)
         if failure is not None:
             raise failure
         if told[0] is not None:
@@ -84,11 +88,27 @@ class Ranks:
         return value
 
     def add_up(self, total: Tensor) -> None:
-        """Make `total`, whole numbers, those of all ranks added up, on all ranks."""
-        if self._group is not None:
-            dist.all_reduce(total, group=self._group)
+        """Make `total`, whole numbers, those of all ranks added up, on all ranks, unless each has other coordinates."""
+        if self._group is not None and self.pieces is None:
+            with self.together("add up the round's sum"):
+                dist.all_reduce(total, group=self._group)
 
-    def _say(self, mine: Any) -> list[Any]:
+    def all_of(self, mine: Any) -> list[Any]:
+        """What each rank says, in their order."""
         said: list[Any] = [None] * self.count
-        dist.all_gather_object(said, mine, group=self._group)
+        if self._group is None:
+            return [mine]
+        with self.together("agree about the next release"):
+            dist.all_gather_object(said, mine, group=self._group)
         return said
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Whoever ends while the ranks do `what` is missed, and the error says so."""
+        try:
+            yield
+        except RuntimeError as error:  # all that torch.distributed raises
+            raise RuntimeError(
+                f"rank {self.rank} of {self.count} waited for the others to {what}, and one has ended or did not come within the "
+                "process group's timeout: see what the other ranks say, and begin again from the last checkpoint"
+            ) from error

@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcgd.central.batches import Rows
 from fedcgd.central.ranks import Ranks
 from fedcgd.ledger import Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.tensors import sum_digest
+from fedcgd.participation.samplings import Rows
 from fedcgd.plan import Plan
-from fedcgd.release import array_noise, lattice_of
-from fedcgd.release.tensors import tensor_noise
+from fedcgd.release import NoiseMode, array_noise, lattice_of
+from fedcgd.release.tensors import joint_nonce, tensor_noise
 from fedcgd.support.numbers import plural
 
 GRID_LOSS = 2.0**-17
@@ -38,6 +39,7 @@ class Releases:
         configuration: what else defines the run, for the ledger.
         device: where sums are.
         ranks: the processes that release together.
+        mode: where earlier noise comes from, as in `NoiseSource`.
 
     Raises:
         ValueError: as `Ledger.open` does.
@@ -53,6 +55,7 @@ class Releases:
         configuration: dict[str, Any],
         device: torch.device,
         ranks: Ranks,
+        mode: NoiseMode | None = None,
     ) -> None:
         self._ranks, self.recorded = ranks, record is not None
         self.lattice = lattice_of(plan, size, relative_loss=GRID_LOSS)
@@ -70,18 +73,44 @@ class Releases:
                 )
             return self._ledger.stream_id
 
-        self.run = ranks.from_first(opened)
         self._nonces: list[int] = []
         self._digests: dict[int, str] = {}
+        share = slice(0, 0) if plan.noiseless else ranks.share(size)
+        self._share, self._gathers = share, ranks.count > 1 and not plan.noiseless and ranks.pieces is None
+        self._as_array = device.type == "cpu" and share is None and ranks.pieces is None
+
+        def begin(run: str) -> None:
+            self.run, self._secret = run, key.noise_of(run)
+            if self._as_array:
+                self._noise = array_noise(plan, key, run, self.lattice, mode)
+            else:
+                self._noise = tensor_noise(plan, key, run, self.lattice, mode, share, ranks.pieces)
+
+        def joint(nonce: int) -> int:
+            """A nonce that is bound to what every rank has summed."""
+            parts = ranks.all_of(nonce)
+            return nonce if len(parts) == 1 else joint_nonce(key, self.run, parts, earlier=self._nonces, attempt=0)
+
+        self._begin, self._joint = begin, joint
+        begin(ranks.from_first(opened))
         self._read_ledger()
-        self._share = slice(0, 0) if plan.noiseless else ranks.share(size)
-        self._gathers = ranks.count > 1 and not plan.noiseless
-        self._as_array = device.type == "cpu" and self._share is None
-        if self._as_array:
-            self._noise = array_noise(plan, key, self.run, self.lattice)
-        else:
-            self._noise = tensor_noise(plan, key, self.run, self.lattice, share=self._share)
-        self._secret = key.noise_of(self.run)
+
+    def resume(self, run: str, nonces: Sequence[int]) -> None:
+        """Go on with the run of a checkpoint, whose first rounds had these `nonces`.
+
+        Raises:
+            ValueError: if this is another run, which has a record or has released rounds, or its record lacks some of the rounds.
+        """
+        if not self.recorded and not self.count:
+            self._begin(run)
+            self._nonces = [*nonces]
+        elif run != self.run:
+            raise ValueError("the checkpoint is of another run than the record: give the record= of its run")
+        elif self._nonces[: len(nonces)] != [*nonces]:
+            raise ValueError(
+                f"the checkpoint is of round {len(nonces)}, and the record has {self.count} rounds: it is an older copy. Put the "
+                "latest one back"
+            )
 
     def _read_ledger(self) -> None:
         def read() -> tuple[list[int], dict[int, str]]:
@@ -98,11 +127,17 @@ class Releases:
         """How many rounds are released."""
         return len(self._nonces)
 
+    @property
+    def nonces(self) -> tuple[int, ...]:
+        """Of each released round: which of its noises was used."""
+        return tuple(self._nonces)
+
     def release(self, total: Tensor, round: int, rows: Rows) -> Tensor | None:
         """`total` of all ranks with the noise of `round`; None, and no noise, if the round is on record with another sum.
 
         Args:
-            total: this rank's sum in steps of the lattice, int64; it is changed. Without noise (σ = 0) any float64 numbers.
+            total: this rank's sum in steps of the lattice, int64 or float64; it is changed. Without noise (σ = 0) any float64
+                numbers.
             round: from 0, at most `count`.
             rows: the examples in it.
 
@@ -113,10 +148,16 @@ class Releases:
             ValueError: as the ledger does.
         """
         self._ranks.add_up(total)
-        digest = self._digest(total, round) if self.recorded else ""
-        steps: Any = total.numpy() if self._as_array else total.double()
+        steps: Any = total.to(torch.int64).numpy() if self._as_array else total.double()
+        digest = "".join(dict.fromkeys(self._ranks.all_of(self._digest(total, round)))) if self.recorded else ""
         if round < self.count:
             if not self._ranks.from_first(lambda: digest != "" and digest == self._digests[round]):
+                warnings.warn(
+                    f"round {round} is released already, and computing it again gave another sum (another model or data set, or "
+                    f"an operation that is not deterministic): rounds {round} … {self.count - 1} stay released, with their part "
+                    "of ε, and training goes on after them",
+                    stacklevel=4,
+                )
                 return None
             self._noise.add(steps, earlier=self._nonces[:round], attempt=0, join=lambda _: self._nonces[round])
         else:
@@ -131,21 +172,25 @@ class Releases:
 
     def _release_first(self, steps: Any, rows: Rows, digest: str) -> None:
         ledger: Any = self._ledger  # of rank 0
-        round, together = self.count, self._ranks.from_first
+        round, attempt, together = self.count, 0, self._ranks.from_first
+
+        def join(nonce: int) -> int:
+            """The nonce of the round, which is bound to what every rank has summed, once it is on record."""
+            joint = self._joint(nonce)
+
+            def recorded() -> int:
+                if ledger is not None:
+                    ledger.record_aggregated(round, attempt, joint)
+                return joint
+
+            return together(recorded)
+
         if not self.recorded:
-            nonce = self._noise.add(steps, earlier=self._nonces, attempt=0, join=lambda nonce: together(lambda: nonce))
-            self._nonces.append(nonce)
+            self._nonces.append(self._noise.add(steps, earlier=self._nonces, attempt=0, join=join))
             return
-
-        def record(nonce: int) -> int:
-            ledger.record_aggregated(round, attempt, nonce)
-            return nonce
-
         try:
             attempt = together(lambda: ledger.plan_round(round, [str(i) for i in rows]))
-            nonce = self._noise.add(
-                steps, earlier=self._nonces, attempt=attempt, join=lambda nonce: together(lambda: record(nonce))
-            )
+            nonce = self._noise.add(steps, earlier=self._nonces, attempt=attempt, join=join)
             together(lambda: ledger.record_released(round, attempt, b"", metrics={"sum": digest}))
             self._nonces.append(nonce)
             self._digests[round] = digest

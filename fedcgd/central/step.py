@@ -16,11 +16,9 @@ from fedcgd.central.examples import Examples, Transform, seeded
 from fedcgd.central.gradients import ExampleGradients, Loss, as_spread
 from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
-from fedcgd.clipping.per_sample_gradients import CHUNK_ENTRIES, add_clipped_rows
+from fedcgd.clipping.per_sample_gradients import add_clipped_rows, clip_factors, rows_at_once
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
-
-_MOST_AT_ONCE = 4096  # examples, however few numbers are trained: what the model computes of them takes memory, too
 
 
 class PrivateGradient:
@@ -113,10 +111,11 @@ class PrivateGradient:
             plan, key, size, record=record, configuration=settings, device=self._device, ranks=ranks
         )
         self._secret = key.choices_of(self._releases.run)
-        most = math.ceil(self._batches.planned_size / ranks.count) if group is not None else _MOST_AT_ONCE
-        self._micro_batch = (
-            micro_batch if micro_batch is not None else max(1, min(most, _MOST_AT_ONCE, CHUNK_ENTRIES // size))
-        )
+        if micro_batch is None:
+            micro_batch = rows_at_once(size, self._device)
+            if group is not None:
+                micro_batch = max(1, min(micro_batch, math.ceil(self._batches.planned_size / ranks.count)))
+        self._micro_batch = micro_batch
         self._noiseless, self._clip_norm = plan.noiseless, plan.clip_norm
         self._scale = (1.0 if plan.noiseless else self._releases.lattice.step) / self._batches.planned_size
 
@@ -131,12 +130,6 @@ class PrivateGradient:
         trained = _trained(self._model)
         released = self._release(trained)
         if released is None:
-            warnings.warn(
-                f"round {self._round} is on record, and computing it again gave another sum (another model or data set, or an "
-                f"operation that is not deterministic): rounds {self._round} … {self._releases.count - 1} stay released, with "
-                "their part of ε, and training goes on after them",
-                stacklevel=2,
-            )
             self._round = self._releases.count
             released = self._release(trained)
         assert released is not None
@@ -176,12 +169,9 @@ class PrivateGradient:
     def _add_clipped(self, total: Tensor, parts: list[Tensor]) -> None:
         """total += Σ_i min(1, ζ/‖g_i‖)·g_i, each rounded towards zero to the lattice; without noise as it is, in float64."""
         if self._noiseless:
-            norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
-            norms = torch.linalg.vector_norm(norms, dim=0)
-            factors = torch.where(norms.isfinite(), (self._clip_norm / norms).clamp(max=1.0), 0.0)
+            factors = clip_factors(parts, self._clip_norm)
             total += torch.cat([factors @ part.double().nan_to_num(0, 0, 0) for part in parts])
             return
-        parts = [part.float() if part.dtype.itemsize < 4 else part for part in parts]
         wanted = torch.ones(len(parts[0]), dtype=torch.bool, device=total.device)
         add_clipped_rows(total, parts, wanted, self._clip_norm, self._releases.lattice)
 

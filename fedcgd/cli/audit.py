@@ -11,7 +11,7 @@ from fedcgd.accounting import calibrate
 from fedcgd.accounting.amplified import without_sampling
 from fedcgd.accounting.guarantee import ADJACENCY, check_noise_multiplier
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
-from fedcgd.audit.coins import COINS
+from fedcgd.audit.coins import has_coins
 from fedcgd.audit.paths import audit_key, server_release
 from fedcgd.cli.commands import AuditOptions
 from fedcgd.cli.printing import (
@@ -54,7 +54,7 @@ def audit(asked: AuditOptions) -> int:
             mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=asked.delta
         )
         run_plan, claim, assumed = plan, asked.epsilon, str(participation.sampling)
-        if assumed != "none":
+        if participation.is_secret:
             known = without_sampling(participation)
             plan = replace(plan, participation=known)
             claim = plan.guarantee().epsilon
@@ -68,7 +68,7 @@ def audit(asked: AuditOptions) -> int:
         }
         figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
         with status(asked.json, "simulating"):
-            both = [(plan, claim)] + [(run_plan, asked.epsilon)] * (participation.sampling in COINS)
+            both = [(plan, claim)] + [(run_plan, asked.epsilon)] * has_coins(participation)
             result, *others = [
                 audit_plan(
                     each,

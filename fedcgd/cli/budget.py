@@ -17,7 +17,8 @@ from fedcgd.cli.printing import (
 )
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.optimisation.catalogue import spelling_of
-from fedcgd.participation import Participation
+from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.participation.samplings import Law
 
 Progress = Callable[[str], None]
 
@@ -63,7 +64,7 @@ def _report(
 
     What the mechanism's spelling leaves open is chosen for the budget (`epsilon`, `delta`), if there is one.
     """
-    if asked.method is not None and asked.sampling != "balls-in-bins":
+    if asked.method is not None and SAMPLINGS[asked.sampling].law is not Law.ONE_BIN:
         raise ValueError(
             f"--method {asked.method} is a way to bound balls-in-bins, and --sampling is {asked.sampling}: "
             "leave --method out"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+import click
+
 from fedcgd.cli.declare import Argument, Option
 from fedcgd.cli.options import (
     DeltaOption,
@@ -24,10 +26,8 @@ from fedcgd.cli.options import (
     completed_mechanisms,
     usual,
 )
+from fedcgd.participation.samplings import SECRET_SAMPLINGS
 from fedcgd.support.choices import LambdaObjective
-
-Secret = Literal["poisson", "balls-in-bins", "b-min-sep", "random-allocation"]
-"""A sampling that can be kept secret."""
 
 LedgerArgument = Annotated[Path, Argument(help="The ledger file.")]
 RegisterOption = Annotated[
@@ -52,10 +52,11 @@ class PlanOptions:
     epsilon: EpsilonOption
     delta: DeltaOption
     secret: Annotated[
-        list[Secret] | None,
+        list[str] | None,
         Option(
+            type=click.Choice(SECRET_SAMPLINGS),
             help="A sampling that you can keep secret, in logs too; repeat the option for several. Without it anybody may know "
-            "who takes part when. The last two take a minute or more."
+            "who takes part when. The last two take a minute or more.",
         ),
     ] = None
     turns: Annotated[int, Option(help="How often one user takes part at most: epochs, or turns of a person.")] = 20

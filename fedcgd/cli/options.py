@@ -16,7 +16,7 @@ from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism, spelling_of
 from fedcgd.optimisation.damping import DAMPED, damping
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import SAMPLINGS, Participation
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.support.choices import Method
 
@@ -137,7 +137,12 @@ class WhenOptions:
         ),
     ] = None
     sampling: Annotated[
-        Sampling, Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
+        str,
+        Option(
+            "--sampling",
+            type=click.Choice(tuple(SAMPLINGS)),
+            help="How a user's rounds are chosen; what is assumed must be done.",
+        ),
     ] = "none"
     cold_start: Annotated[
         bool,
@@ -266,7 +271,7 @@ class RunOptions(FitOptions):
 
 
 def participation_of(
-    sampling: Sampling,
+    sampling: str,
     rounds: int,
     separation: int | None,
     participations: int | None,
@@ -275,65 +280,39 @@ def participation_of(
     rate: float | None = None,
     warm: bool = True,
 ) -> Participation:
-    """The participation that the options describe.
+    """The participation that the options describe, with as many groups as the mechanism has bands where there are groups.
 
-    For Poisson sampling q is `rate`, or k = `participations` is a user's expected number, so q = k/n; with p groups (cyclic) a
-    user is in the drawn group in n/p rounds, so q = p·k/n. For b-min-sep it is in one of 1/q + b − 1 rounds, so that
-    q = 1/(n/k − b + 1).
+    Where users take part by coins, `participations` is the expected number of a user's, and gives the probability of one.
     """
     if bands is not None and bands > rounds >= 1:
         raise ValueError(
             f"the mechanism has {bands} bands, and a run of {rounds} rounds has use for {rounds} at most: "
             f"write {rounds}, or fewer"
         )
-    if not warm and sampling != "b-min-sep":
-        raise ValueError(f"--cold-start is for b-min-sep sampling, not for {sampling}; leave it out")
-    if separation is None:
-        if sampling == "b-min-sep":
+    scheme = SAMPLINGS[sampling]
+    if scheme.takes_groups and separation in (None, 1):
+        separation = bands
+    if scheme.takes_rate and rounds >= 1:
+        if (participations is None) == (rate is None):
+            got = "neither" if rate is None else f"{rate} and {participations}"
             raise ValueError(
-                "b-min-sep sampling needs --separation (b), the rounds from one participation of a user to the next, at least: "
-                "two thirds of rounds / participations is a good one; with --separation 1 nobody rests, as in Poisson sampling"
+                f"{sampling} sampling needs --sampling-rate (q), or --participations, the expected number of a user's "
+                f"participations: one of the two; got {got}"
             )
-        separation = 1
-    if sampling in ("none", "balls-in-bins", "random-allocation"):
-        if rate is not None:
-            raise ValueError(
-                f"--sampling-rate is for poisson, cyclic-poisson and b-min-sep sampling, not for {sampling}; leave it out"
-            )
-        return Participation(
-            rounds=rounds, min_separation=separation, max_participations=participations, sampling=sampling
-        )
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if (participations is None) == (rate is None):
-        got = "neither" if rate is None else f"{rate} and {participations}"
-        raise ValueError(
-            f"{sampling} sampling needs --sampling-rate (q), or --participations, the expected number of a user's "
-            f"participations: one of the two; got {got}"
-        )
-    if sampling == "b-min-sep":
         if participations is not None:
-            fitting = rounds // max(separation, 1)  # a separation below 1 is refused where all are
-            if not 1 <= participations <= fitting:
+            most = rounds // max(separation or 1, 1)
+            if not 1 <= participations <= most:
                 raise ValueError(
-                    f"participations must be in 1 … {fitting}, the rounds that fit {separation} apart; got {participations}: "
-                    "fewer, or a smaller --separation"
+                    f"participations must be in 1 … {most}, the rounds that fit {separation or 1} apart; got {participations}: "
+                    "fewer, more rounds or a smaller --separation"
                 )
-            rate = 1 / (rounds / participations - separation + 1)
-        return Participation(
-            rounds=rounds, min_separation=separation, sampling=sampling, sampling_rate=rate, warm_start=warm
-        )
-    if separation != 1 and sampling == "poisson":
-        raise ValueError(f"poisson sampling has no separation, got {separation}; leave --separation out")
-    groups = 1 if sampling == "poisson" else (separation if separation > 1 else bands or 1)
-    if participations is None:
-        return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=rate)
-    if not 1 <= participations <= rounds // groups:
-        most = f"{rounds // groups}, the rounds" + (f" of each of the {groups} groups" if groups > 1 else "")
-        raise ValueError(f"participations must be in 1 … {most}; got {participations}: fewer, or more rounds")
+            return Participation.for_cohorts(
+                sampling, rounds, users=rounds, cohort_size=participations, min_separation=separation, warm_start=warm
+            )
     return Participation(
-        rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups * participations / rounds
-    )
+        rounds=rounds, min_separation=1 if separation is None else separation, max_participations=participations,
+        sampling=sampling, sampling_rate=rate, warm_start=warm,
+    )  # fmt: skip
 
 
 def function_named(source: str, hint: str = "see PYTHONPATH") -> Callable[..., Any]:

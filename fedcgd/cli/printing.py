@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from fedcgd.accounting import Guarantee
+from fedcgd.accounting.coverage import most_bands
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.usage import Terminal, complaints
 from fedcgd.mechanisms.error import error_norms
@@ -145,7 +146,7 @@ def _sensitivity_exact(mechanism: Mechanism, participation: Participation, guara
     """Whether the guarantee's sensitivity is that of C, or an upper bound; None where the method has none."""
     if guarantee.sensitivity is None:
         return None
-    if participation.sampling not in ("poisson", "cyclic-poisson"):
+    if most_bands(participation) is None:
         return guarantee.exact  # the Gaussian mechanism is exact itself
     n = participation.rounds  # one participation: the largest column
     return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).exact

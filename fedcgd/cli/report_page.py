@@ -305,7 +305,8 @@ def _plots(plan: Plan, released: int) -> str:
         return "<p>There is no noise, and ε is ∞ from the first release on.</p>"
     rounds = plan.participation.rounds
     at = sorted({round(t) for t in np.linspace(1, rounds, min(POINTS, rounds))} | ({released} if released else set()))
-    spent = [plan.quick_guarantee(released=t).epsilon for t in at]
+    quick = [plan.quick_guarantee(released=t) for t in at]
+    spent = [each.epsilon for each in quick]
     figure, axes = axes_of(3.2)
     axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= POINTS else "default")
     axes.axhline(plan.guarantee().epsilon, color="#4c515e", ls="--", lw=1)
@@ -316,7 +317,7 @@ def _plots(plan: Plan, released: int) -> str:
         "ε for the first rounds, if their number does not depend on what they released; dashed: the whole run; orange: where the "
         "run stands."
     )
-    if plan.participation.sampling == "balls-in-bins":
+    if len({each.method for each in quick}) > 1:
         text += " A quick bound: the smaller of the whole run's and that without amplification."
     body = figure_html(
         figure,

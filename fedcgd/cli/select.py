@@ -19,6 +19,7 @@ from fedcgd.cli.printing import (
 )
 from fedcgd.cli.printing import when as when_figures
 from fedcgd.optimisation.catalogue import BANDS, MechanismSpec, spelling_of
+from fedcgd.participation import SAMPLINGS
 
 
 def select_lambda(asked: SelectLambdaOptions) -> None:
@@ -62,7 +63,7 @@ def select_bands(asked: SelectBandsOptions) -> None:
             f"give a mechanism with bands, without their number, such as banded-toeplitz; got {asked.mechanism!r}"
         )
     longest = asked.apart
-    if asked.sampling == "cyclic-poisson" and asked.apart == 1:
+    if SAMPLINGS[asked.sampling].takes_groups and asked.apart == 1:
         if asked.sampling_rate is not None:
             raise ValueError(
                 "--sampling-rate is of a group of users, and each number of bands has groups of its own: give "

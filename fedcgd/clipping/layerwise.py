@@ -98,13 +98,26 @@ def gradients(
                 sources[name] = x
             else:
                 x = layer(x)
-        losses = vmap(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum())(x, targets)
+        losses = _losses(loss, x, targets)
     found = dict(zip(sources, torch.autograd.grad(losses.sum(), list(sources.values())), strict=True))
     for name, layer in layers:
         if name in before:
             parts = _linear if isinstance(layer, nn.Linear) else convolution_gradients
             rows |= {_full(name, part): row for part, row in parts(layer, before[name], found[name]).items()}
     return [(rows | found)[name].reshape(examples, -1) for name in trained]
+
+
+def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Those of each example alone. Cross-entropy of classes is known to treat the rows of a batch apart."""
+    if outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+        if loss is functional.cross_entropy:
+            return functional.cross_entropy(outputs, targets, reduction="none")
+        if type(loss) is nn.CrossEntropyLoss and _is_plain(loss) and loss.weight is None:
+            smoothing, ignored = loss.label_smoothing, loss.ignore_index
+            return functional.cross_entropy(
+                outputs, targets, reduction="none", label_smoothing=smoothing, ignore_index=ignored
+            )
+    return vmap(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum())(outputs, targets)
 
 
 def _full(name: str, part: str) -> str:

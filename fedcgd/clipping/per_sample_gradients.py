@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,19 @@ ExampleLoss = Callable[..., Tensor]
 """(flat parameters, *one example's tensors) → that example's loss, a scalar."""
 
 CHUNK_ENTRIES = 2**23
-"""Gradient entries held at once by default: 32 MiB."""
+"""Gradient entries held at once by default in main memory, 32 MiB: more are in no cache, and no faster."""
+
+_ON_A_GPU = 32
+"""As many times of these on a GPU, 1 GiB: it has memory, and waits for the host with less."""
+
+_COPIED = 4 * CHUNK_ENTRIES  # numbers that a GPU puts together in less time than it takes to begin a few passes more
+_MOST_ROWS = 4096  # however few numbers are trained: what the model computes of an example takes memory, too
+
+
+def rows_at_once(size: int, device: torch.device) -> int:
+    """How many gradients of `size` numbers exist at once by default."""
+    entries = CHUNK_ENTRIES * (1 if device.type == "cpu" else _ON_A_GPU)
+    return max(1, min(entries // max(1, size), _MOST_ROWS))
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,7 @@ def clipped_gradient_sum(
     if len({len(part) for part in examples}) != 1:
         raise ValueError(f"every tensor must have one row per example, got {[len(part) for part in examples]} rows")
     gradients = _gradients_of(loss, examples)
-    size = chunk or max(1, min(CHUNK_ENTRIES // max(1, flat.numel()), 4096))
+    size = chunk or rows_at_once(flat.numel(), flat.device)
     total = torch.zeros(flat.numel() + bool(indicator), dtype=torch.int64, device=flat.device)
     finite = 0
     wanted = torch.tensor([True] * len(examples[0]) if counted is None else list(counted), dtype=torch.bool)
@@ -149,9 +162,10 @@ def clipped_gradient_sum(
         parts, defined, error = _gradient_rows(gradients, flat, chunk_examples)
         usable = (defined & wanted[start : start + size]).to(flat.device)
         parts = [part.detach() for part in parts]
-        usable, scaled = add_clipped_rows(total[: flat.numel()], parts, usable, clip_norm, grid, unit)
+        factors = add_clipped_rows(total[: flat.numel()], parts, usable, clip_norm, grid, unit)
+        usable = factors > 0
         if indicator:
-            total[-1] += indicator * (int(usable.sum()) - 2 * int(scaled.sum()))
+            total[-1] += indicator * (int(usable.sum()) - 2 * int((usable & (factors < 1)).sum()))
         finite += int(usable.sum())
         computed += int(defined.sum())
         failure = error or failure
@@ -190,73 +204,80 @@ def _gradient_rows(
 
 def add_clipped_rows(
     total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Lattice, unit: float = 1.0
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """total += Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, g_i = row i / unit, each rounded towards zero; in place.
 
-    `total` is int64, shape (d,); `parts` are rows of float32, shape (m, d) together. The result says which rows took part (those
-    that are `wanted` and finite), and which of these were scaled. Guarantee: grid.step times each row's term has norm at most
-    clip_norm.
+    `total` is int64, shape (d,); `parts` are rows of any floating-point type, shape (m, d) together. The result is the factors: 0
+    for a row that is not finite or not `wanted`, which takes no part; 1 for one within the norm. Guarantee: grid.step times each
+    row's term has norm at most clip_norm: the norm is off by at most 2⁻²⁸ of itself (as proved at
+    `fedcgd.native.vector_kernels.squared_distance`), the factor aims 2⁻²² below the bound, and rounding towards zero makes no
+    entry larger.
     """
-    if total.device.type == "cpu" and all(part.dtype == torch.float32 for part in parts):
-        return _add_where_they_lie(total, parts, wanted, clip_norm, grid, unit)
-    return _add_anywhere(total, parts, wanted, clip_norm, grid, unit)
-
-
-def _add_anywhere(
-    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Lattice, unit: float
-) -> tuple[Tensor, Tensor]:
-    """On any device, and for rows of any floating-point type."""
-    rows = torch.cat([*parts], dim=1)
-    clipped, usable = clip_rows(rows, clip_norm * unit)
-    usable &= wanted
-    total += sum_in_steps(torch.where(usable[:, None], clipped if unit == 1 else clipped / unit, 0.0), grid)
-    return usable, usable & (rows != clipped).any(dim=1)
-
-
-def _add_where_they_lie(
-    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Lattice, unit: float
-) -> tuple[Tensor, Tensor]:
-    """Parts are read twice where they lie, instead of a dozen passes over all: as `fedcgd_flower.update` clips one user's update.
-
-    The norm is off by at most 2⁻²⁹ of itself (proved at `fedcgd.native.vector_kernels.squared_distance`), the factor aims 2⁻²²
-    below the bound, and rounding towards zero makes no entry larger.
-    """
-    arrays = [aligned(part.numpy()) for part in parts]
-    work, lanes = kernels_for(len(wanted) * len(total)), np.zeros((len(wanted), LANES))
-    for rows in arrays:
-        work.squares(rows, lanes)
-    norms = np.sqrt(lanes.sum(axis=1)) / unit
-    usable = wanted.numpy() & np.isfinite(norms)
-    factors = np.where(usable, clip_norm * (1 - ROUNDING) / np.maximum(norms, clip_norm * (1 - ROUNDING)), 0.0)
-    steps, begin = total.numpy(), 0
-    for rows in arrays:  # a row whose factor is 0 is not read
-        work.accumulate(rows, factors / unit, 1 / grid.step, steps[begin : begin + rows.shape[1]])
+    if total.device.type != "cpu" and sum(map(torch.numel, parts)) < _COPIED:
+        parts = [torch.cat([*parts], dim=1)]
+    factors, form = torch.where(wanted, clip_factors(parts, clip_norm, unit), 0.0), _form_for(parts)
+    scales, begin = factors / (unit * grid.step), 0
+    for rows in parts:
+        form.accumulate(rows, scales, total[begin : begin + rows.shape[1]])
         begin += rows.shape[1]
-    return torch.from_numpy(usable), torch.from_numpy(usable & (factors < 1))
+    return factors
 
 
-def sum_in_steps(rows: Tensor, grid: Lattice) -> Tensor:
-    """Σ_i rows[i] in steps of `grid`, each rounded towards zero, int64, shape (d,), for clipped rows (m, d): exact, in any order.
+def clip_factors(parts: Parts, clip_norm: float, unit: float = 1.0) -> Tensor:
+    """min(1, clip_norm/‖row i / unit‖) of each row, float64; 0 for one that is not finite."""
+    form = _form_for(parts)
+    norms = torch.stack([form.squares(rows) for rows in parts]).sum(dim=0).sqrt() / unit
+    bound = clip_norm * (1 - ROUNDING)
+    return torch.where(norms.isfinite(), bound / norms.clamp(min=bound), 0.0)
 
-    The step is a power of two, so that the division is exact; each term is at most clip_norm / step, so that float64, in which
-    the sum is made, holds it.
-    """
-    return torch.trunc_(rows / grid.step).sum(dim=0, dtype=torch.float64).to(torch.int64)
+
+class RowPasses(NamedTuple):
+    """What rows are read for, twice: they may be larger than everything else in memory."""
+
+    squares: Callable[[Tensor], Tensor]
+    """rows → Σ_j rows[i, j]², float64."""
+    accumulate: Callable[[Tensor, Tensor, Tensor], None]
+    """(rows, factors, total): total += Σ_i rows[i]·factors[i], each rounded towards zero; rows of factor 0 do not count."""
 
 
-def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
-    """`rows` (m, d), float32, each scaled to L2 norm at most `clip_norm`, zero where not finite; and which were finite.
+def _form_for(parts: Parts) -> RowPasses:
+    """By machine code or Triton, where they can: what torch does takes float64 copies of the rows."""
+    if parts[0].device.type != "cpu":
+        return _on_gpu(parts[0].device)
+    return _BY_MACHINE_CODE if all(part.dtype == torch.float32 for part in parts) else _BY_TORCH
 
-    Rows of 16 bits become rows of float32: their own factors would be too coarse for the bound.
 
-    The squares are summed in float64, where those of finite float32 numbers cannot overflow: so a finite norm means
-    finite entries.
-    """
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    usable = torch.isfinite(norms)
-    # Divisors, because a factor far below 1 would lose precision as a subnormal; an infinite divisor gives zeros.
-    divisors = torch.clamp(norms / (clip_norm * (1 - ROUNDING)), min=1.0).to(
-        torch.promote_types(rows.dtype, torch.float32)
-    )
-    # NaN/∞ is NaN: a row that is not finite has to be replaced, not scaled.
-    return torch.where(usable[:, None], rows / divisors[:, None], 0.0), usable
+def _squares(rows: Tensor) -> Tensor:
+    lanes = np.zeros((len(rows), LANES))
+    kernels_for(rows.numel()).squares(aligned(rows.numpy()), lanes)
+    return torch.from_numpy(lanes.sum(axis=1))
+
+
+def _accumulate(rows: Tensor, factors: Tensor, total: Tensor) -> None:
+    kernels_for(rows.numel()).accumulate(aligned(rows.numpy()), factors.numpy(), 1.0, total.numpy())
+
+
+def _accumulate_by_torch(rows: Tensor, factors: Tensor, total: Tensor) -> None:
+    total += torch.where(factors[:, None] > 0, rows.double() * factors[:, None], 0.0).to(torch.int64).sum(dim=0)
+
+
+_BY_MACHINE_CODE = RowPasses(_squares, _accumulate)
+_BY_TORCH = RowPasses(lambda rows: rows.double().square().sum(dim=1), _accumulate_by_torch)
+
+
+@cache
+def _on_gpu(device: torch.device) -> RowPasses:
+    """Triton's, where it works and gives what torch does."""
+    try:
+        from fedcgd.clipping.gpu_code import accumulate, squares
+
+        found = RowPasses(squares, accumulate)
+        rows = torch.sin(torch.arange(5 * 2077, device=device, dtype=torch.float32)).view(5, -1)
+        rows[3, 7], factors = torch.nan, torch.tensor([0.1, 1e9, 3.7e4, 0.0, 1.0], dtype=torch.float64, device=device)
+        totals = [torch.arange(2077, device=device) for _ in range(2)]
+        for form, total in zip((found, _BY_TORCH), totals, strict=True):
+            form.accumulate(rows, factors, total)
+        close = torch.allclose(squares(rows[:3]), _BY_TORCH.squares(rows[:3]), rtol=1e-12)
+        return found if close and torch.equal(*totals) else _BY_TORCH
+    except Exception:  # whatever a compiler can raise for a device that it does not know; noise's `gpu_kernels` warns
+        return _BY_TORCH

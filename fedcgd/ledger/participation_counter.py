@@ -69,7 +69,9 @@ class ParticipationCounter:
                 f"{plural(breaking, 'user', 'users')} would take part more than {k} times, or less than {b} rounds apart, in "
                 f"round {round}; fedcgd.participation.cohorts.cohort never chooses them"
             )
-        foreign = sum((round - user.last_round) % b != 0 for user in again) if self._participation.has_bins else 0
+        foreign = (
+            sum((round - user.last_round) % b != 0 for user in again) if self._participation.scheme.has_bins else 0
+        )
         if foreign:
             raise ValueError(
                 f"{plural(foreign, 'user', 'users')} would take part in round {round}, which is not of their bin (round modulo "

@@ -20,7 +20,8 @@ from fedcgd.ledger.store import checkpoint, connect, stored_run
 from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.nonce import NONCE_BYTES
-from fedcgd.participation.cohorts import History, check_round
+from fedcgd.participation.cohorts import check_round
+from fedcgd.participation.history import History
 from fedcgd.participation.user_ids import user_ids
 from fedcgd.plan import Plan
 from fedcgd.support.records import check_record

@@ -19,6 +19,7 @@ from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import records
 from fedcgd.ledger.recorded_keepers import keeper_facts
 from fedcgd.ledger.verification import NO_REGISTER, Verification, verify
+from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import clean
@@ -215,7 +216,7 @@ _MOST_SHOWN = 10_000  # characters
 def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures that belong to the claim, each with its name, in the order in which a reviewer asks for them."""
     whole, so_far, plan = statement["whole_run"], statement["so_far"], statement["plan"]
-    participation, both = plan["participation"], statement["with_evaluations"]
+    both = statement["with_evaluations"]
     rounds = f"{statement['rounds_released']} of {statement['rounds_planned']}"
     found = [
         ("ε of the whole run", f"at most {rounded_up(whole['epsilon'])}"),
@@ -241,7 +242,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
             if statement["sealed"]
             else "no: the key may still exist, and removes the noise",
         ),
-        ("a user takes part", _participation(participation)),
+        ("participation", str(Participation(**plan["participation"]))),
         *([("who a user is", statement["identity"])] if statement["identity"] else []),
         ("mechanism", _mechanism(plan["mechanism"])),
         ("clip norm ζ", f"{plan['clip_norm']:g}{', then a quantile of norms' * bool(statement['adaptive_clipping'])}"),
@@ -267,22 +268,6 @@ def _so_far(whole: dict[str, Any], so_far: dict[str, Any] | None) -> str:
     if so_far["condition"] is None or whole["condition"] is not None:
         return epsilon
     return f"{epsilon}, {so_far['condition']}; otherwise ε is that of the whole run"
-
-
-def _participation(participation: dict[str, Any]) -> str:
-    if participation["sampling"] == "b-min-sep":
-        start = "" if participation.get("warm_start", True) else ", all free at the start"
-        return (
-            f"with probability {participation['sampling_rate']:g} in each round at least "
-            f"{participation['min_separation']} after its last{start}"
-        )
-    if participation["sampling_rate"] is not None:
-        return f"in each of its rounds with probability {participation['sampling_rate']:g}"
-    rounds, separation, most = (participation[name] for name in ("rounds", "min_separation", "max_participations"))
-    if participation["sampling"] == "random-allocation":
-        return f"in one round of each of {most} epochs, drawn anew"
-    turns = plural(-(-rounds // separation) if most is None else most, "round", "rounds")
-    return f"in at most {turns}, any two at least {separation} apart"
 
 
 def _mechanism(mechanism: dict[str, Any]) -> str:

@@ -245,7 +245,7 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
         (f"user took part more than {k} times", f"users took part more than {k} times"): int((counts > k).sum()),
         ("time", "times", f" a user took part less than {b} rounds after the last"): too_close,
         ("time", "times", f" a user took part in another than its bin (round modulo {b})"): (
-            in_two_bins * plan.participation.has_bins
+            in_two_bins * plan.participation.scheme.has_bins
         ),
         ("user has counters that differ", "users have counters that differ", " from the cohorts on record"): differing,
         ("user who was asked is", "users who were asked are", " not in the table of users"): len(unknown),

@@ -6,8 +6,7 @@ from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fedcgd.opacus.engine import CorrelatedPrivacyEngine
-    from fedcgd.opacus.independence import check_independence
-    from fedcgd.opacus.probing import CrossExampleLeakError
+    from fedcgd.opacus.independence import CrossExampleLeakError, check_independence
     from fedcgd.opacus.sequences import sequence_loss
 
 __all__ = ["CorrelatedPrivacyEngine", "CrossExampleLeakError", "check_independence", "sequence_loss"]
@@ -16,7 +15,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "CorrelatedPrivacyEngine": "engine",
-        "CrossExampleLeakError": "probing",
+        "CrossExampleLeakError": "independence",
         "check_independence": "independence",
         "sequence_loss": "sequences",
     },

@@ -1,13 +1,13 @@
 """Whether the gradients of examples are autograd's own: whoever makes them may not know how a layer is used."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedcgd.opacus.clipped_sum import PerSampleGradients, passes_of
+from fedcgd.opacus.clipped_sum import PerSampleGradients
 
 _ROUNDING = 0.01, 0.001  # relative to the gradients for this parameter, and for all
 _ROUNDING_OF_HALVES = 0.1, 0.05
@@ -61,29 +61,6 @@ class AutogradCheck:
             names = {p: name for name, p in self._module.named_parameters()}
             refuse_odd(names[self._parameters[i]] for i in odd)
             self.done = True
-
-
-def unlike_alone(
-    parameters: Mapping[str, nn.Parameter], alone: Mapping[int, Mapping[str, Tensor]], rows: int
-) -> list[str]:
-    """Which of `parameters` have in `grad_sample`, of `rows` rows, others than `alone`, example → its gradients by autograd."""
-    made = [passes_of(p) for p in parameters.values()]
-    if any(one.examples != rows for passes in made for one in passes):
-        return []  # which the step refuses
-    for i, gradients in alone.items():
-        off, sizes, halves = [], [], False
-        for (name, p), passes in zip(parameters.items(), made, strict=True):
-            row, size = torch.zeros(p.numel(), dtype=torch.float64, device=p.device), 0.0
-            for one in passes:
-                one.add_to(row, torch.eye(rows, dtype=torch.float64, device=p.device)[i], None)
-                size += float(one.norms(False)[i].norm())
-            expected = gradients[name].reshape(-1).double() if name in gradients else torch.zeros_like(row)
-            halves |= p.dtype in _HALVES or any(_dtype_of(one, row) in _HALVES for one in passes)
-            off.append(float((row - expected).norm()))
-            sizes.append(max(size, float(expected.norm())))
-        if odd := beyond_rounding(off, sizes, halves):
-            return [list(parameters)[j] for j in odd]
-    return []
 
 
 def _dtype_of(rows: Any, otherwise: Tensor) -> torch.dtype:

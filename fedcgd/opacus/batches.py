@@ -1,21 +1,18 @@
-"""Which examples are in which step: a batch sampler for each sampling that is accounted for."""
+"""Which examples are in which step: a batch sampler over the rounds that the plan's participation draws."""
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from fedcgd.opacus.probing import same_random_numbers
+from fedcgd.opacus.independence import same_random_numbers
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.participation import Participation
-from fedcgd.participation.cohorts import bin_of, place, rounds_of
-
-Indices = NDArray[np.intp]
+from fedcgd.participation.batches import ExampleRounds
+from fedcgd.participation.samplings import Rows
 
 
 class RoundBatches(BatchSampler):
@@ -24,14 +21,8 @@ class RoundBatches(BatchSampler):
     An epoch that was left early goes on where it stopped. A batch is issued only when the one before it has been released, and
     to the loop that began last (see `ReleaseTracker`). After the last round RuntimeError is raised.
 
-    - none: a fixed split in a random order, the same in every epoch.
-    - balls-in-bins: each example in one bin, drawn once.
-      (Both as a server draws users that are called "0", "1", …: `fedcgd.participation.cohorts`.)
-    - b-min-sep: each example by coins of its own, at least `min_separation` rounds apart, drawn once for the whole run.
-    - random-allocation: each example in one random batch of each epoch, drawn anew.
-    - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
-
-    All draws are pure functions of the secret that `key(run)` returns; the run may change when a checkpoint is loaded.
+    They are those of `ExampleRounds`: pure functions of the secret that `key(run)` returns. The run may change when a checkpoint
+    is loaded.
 
     A `torch.utils.data.BatchSampler` by its `batch_size`, the expected one, from which `BatchMemoryManager` finds how many
     physical batches there are.
@@ -45,7 +36,7 @@ class RoundBatches(BatchSampler):
         key: Callable[[str], bytes],
         tracker: ReleaseTracker,
         parts: int = 1,
-        fixed_split: list[Indices] | None = None,
+        fixed_split: list[Rows] | None = None,
         *,
         rank: int = 0,
         ranks: int = 1,
@@ -53,7 +44,7 @@ class RoundBatches(BatchSampler):
         """The batches of a run.
 
         Args:
-            participation: its sampling is one of those above.
+            participation: that of the plan.
             examples: how many there are.
             steps: rounds of an epoch.
             key: by a run's name the secret that decides its batches.
@@ -73,7 +64,7 @@ class RoundBatches(BatchSampler):
         self._key = key
         self.parts = parts // ranks
         self._ranks, self._rank = ranks, rank
-        self._groups: tuple[bytes, list[Indices]] | None = None
+        self._rounds: ExampleRounds | None = None
         self.ahead: deque[tuple[int, int]] | None = None
         """Set by a `RoundLoader` that issues batches itself: the sizes of batches that this sampler prepared for it, and of the
         rounds' whole batches."""
@@ -96,51 +87,14 @@ class RoundBatches(BatchSampler):
                     ahead.append((len(part), len(batch)))
                 yield part.tolist()
 
-    def batch(self, round: int) -> Indices:
+    def batch(self, round: int) -> Rows:
         """The examples of one round, in increasing order."""
-        groups = self.groups()
-        group = groups[round % len(groups)]
-        rate = self._participation.sampling_rate
-        if rate is None or self._participation.sampling == "b-min-sep":
-            return group
-        draws = self._uniform(f"round {round}", len(group))
-        # As integers, so that a rate of 1 takes everyone and no rounding raises the rate.
-        return group[draws < np.uint64(int(rate * 2**64))] if rate < 1 else group
-
-    def groups(self) -> list[Indices]:
-        """The examples of each bin, of each part of the fixed split, or of each round."""
-        key = self._key(self.tracker.run)
-        if self._groups is None or self._groups[0] != key:
-            self._groups = key, self._split()
-        return self._groups[1]
-
-    def _split(self) -> list[Indices]:
         if self._fixed_split is not None:
-            return self._fixed_split
-        key, examples, bins = self._key(self.tracker.run), range(self._examples), self._participation.min_separation
-        match self._participation.sampling:
-            case "balls-in-bins":
-                own = np.array([bin_of(str(i), bins, key) for i in examples])
-                return [np.flatnonzero(own == j) for j in range(bins)]
-            case "b-min-sep" | "random-allocation":
-                drawn: list[list[int]] = [[] for _ in range(self._participation.rounds)]
-                for i in examples:
-                    for round in rounds_of(str(i), self._participation, key):
-                        drawn[round].append(i)
-                return [np.array(batch, dtype=np.intp) for batch in drawn]
-            case "none":
-                return self._equal_parts(self._steps)
-            case "poisson" | "cyclic-poisson":
-                return self._equal_parts(bins)
-
-    def _equal_parts(self, count: int) -> list[Indices]:
+            return self._fixed_split[round % len(self._fixed_split)]
         key = self._key(self.tracker.run)
-        order = np.argsort(np.array([place(str(i), key) for i in range(self._examples)], np.uint64), kind="stable")
-        return [np.sort(part) for part in np.array_split(order, count)]
-
-    def _uniform(self, purpose: str, count: int) -> NDArray[np.uint64]:
-        stream = hashlib.shake_256(self._key(self.tracker.run) + b"fedcgd batches " + purpose.encode())
-        return np.frombuffer(stream.digest(8 * count), dtype="<u8")
+        if self._rounds is None or self._rounds.key != key:
+            self._rounds = ExampleRounds(self._participation, self._examples, key, self._steps)
+        return self._rounds.rows(round)
 
 
 class RoundLoader(DataLoader[Any]):
@@ -278,7 +232,7 @@ def loader_over(data_loader: DataLoader[Any], batches: RoundBatches, batch_first
     )
 
 
-def split_in_order(data_loader: DataLoader[Any], accumulation_steps: int) -> list[Indices]:
+def split_in_order(data_loader: DataLoader[Any], accumulation_steps: int) -> list[Rows]:
     """The examples of each round of an epoch as a loader without shuffling has them: in its order, in its batches."""
     batches = [np.array(batch, dtype=np.intp) for batch in data_loader.batch_sampler]  # type: ignore[union-attr]
     return [

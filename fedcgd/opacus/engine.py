@@ -19,10 +19,10 @@ from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus.buffers import FirstBuffers
 from fedcgd.opacus.earlier_runs import RunExamples, attach, detach_earlier_runs
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss, GhostModule
-from fedcgd.opacus.module_memory import FirstBuffers
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
 from fedcgd.opacus.plan_arguments import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.private_run import GradientSettings, PrivateRun
@@ -38,7 +38,7 @@ from fedcgd.opacus.validation import (
     check_parts,
     refuse_schedulers,
 )
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseMode
 
@@ -141,7 +141,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         max_grad_norm: float | None = None,
         epochs: int | None = None,
         target_delta: float | None = None,
-        sampling: Sampling | None = None,
+        sampling: str | None = None,
         groups: int | None = None,
         noise: NoiseMode | None = None,
         batch_first: bool = True,
@@ -230,10 +230,11 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         loader = run.private_loader(data_loader, tracker)
         called = wrapped if grad_sample_mode == "ew" else inner
         looks = FirstBatches(
-            inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, hooks=wrapped,
+            inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, mode=grad_sample_mode,
             active=run.shards is None,
         )  # fmt: skip
-        attach(inner, [*private.handles, *looks.watch(called), *FirstBuffers(inner).watch(called)], tracker)
+        looking = called.register_forward_pre_hook(looks.before, with_kwargs=True)
+        attach(inner, [*private.handles, looking, *FirstBuffers(inner).watch(called)], tracker)
         self._key, self._tracker = run.key, tracker
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
@@ -252,7 +253,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         target_delta: float,
         epochs: int,
         max_grad_norm: float,
-        sampling: Sampling | None = None,
+        sampling: str | None = None,
         groups: int | None = None,
         poisson_sampling: bool | None = None,
         clipping: str = "flat",

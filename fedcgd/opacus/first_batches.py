@@ -1,28 +1,39 @@
-"""The looks at the batches of a run: the first one and later ones, before they are trained on."""
+"""What is looked at when the model is called with a round's batch, before it is trained on: most of it in the first batches."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from opacus.layers import DPMultiheadAttention
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.collation import PROBED, as_called, check_collation, rows_are_mixed
-from fedcgd.opacus.independence import RECURRENT, BatchLook
-from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
+from fedcgd.opacus.independence import (
+    CrossExampleLeakError,
+    IndependenceProbe,
+    check_collation,
+    same_random_numbers,
+    tensors_of,
+)
 from fedcgd.opacus.release_tracker import ReleaseTracker
 
-_AGAIN = 10
+_AGAIN, _EXAMPLES = 10, 64
 
 
 class FirstBatches:
-    """Looks at the 1st, 10th, 100th, … batch in which something can be seen, as `check_independence` does, when it is used.
+    """Probes the 1st, 10th, 100th, … batch in which something can be seen, as `check_independence` does, when it is used.
 
     What is found is an error, unless the run's author has answered for it (`ReleaseTracker.assumed_independent`).
+
+    Args:
+        module: the model itself.
+        tracker: of the run.
+        loader: whose `collate_fn` keeps a batch.
+        batch_dim: which dimension of the batch has the examples.
+        copies: how many rows that follow one another are one example.
+        mode: how gradients of examples are made.
+        active: whether batches are probed.
     """
 
     def __init__(
@@ -33,56 +44,33 @@ class FirstBatches:
         *,
         batch_dim: int,
         copies: int,
-        hooks: Any,
-        active: bool = True,
+        mode: str,
+        active: bool,
     ) -> None:
-        """`hooks` are what makes the gradients of examples; `loader` a `RoundLoader`, whose `collate_fn` keeps a batch.
-
-        Unless it is `active`, nothing is looked at but recurrent layers and fixed statistics.
-        """
         self._module, self._tracker, self._loader = module, tracker, loader
-        self._dim, self._copies, self._hooks = batch_dim, copies, hooks
-        self._batches, self._next = 0, 1
-        self._collation_seen = False
-        self._active = active
-
-    def watch(self, called: nn.Module) -> list[Any]:
-        """Look when `called` (the module, or a wrapper around it) is called, until the handles are removed."""
-        return [
-            called.register_forward_pre_hook(self._before, with_kwargs=True),
-            *(
-                layer.register_forward_pre_hook(_refuse_reordered)
-                for layer in self._module.modules()
-                if isinstance(layer, RECURRENT)
-            ),
-            *(
-                layer.register_forward_pre_hook(_refuse_no_rows, with_kwargs=True)
-                for layer in self._module.modules()
-                if isinstance(layer, DPMultiheadAttention)
-            ),
-            *(
-                layer.register_forward_pre_hook(_refuse_batch_statistics)
-                for layer in self._module.modules()
-                if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
-            ),
-        ]
+        self._dim, self._copies, self._mode, self._active = batch_dim, copies, mode, active
+        self._batches, self._next, self._collation_seen = 0, 1, False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_active": False, "_tracker": None}  # a copy of the model is no loader's
+        return {"_tracker": None}  # a copy of the model is no loader's
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all looks are compiled, for many times the time of the steps
-    def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all probes are compiled, for many times the time of the steps
+    def before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward pre-hook."""
         if self._tracker is None or not torch.is_grad_enabled() or not self._tracker.issued():
             return
         _refuse_outside_parameters((args, kwargs))
-        if not self._module.training or not self._active or BatchLook.under_way:
+        if (
+            not self._module.training
+            or not self._active
+            or not any(hasattr(p, "grad_sample") for p in self._module.parameters())
+        ):
             return
         self._batches += 1
         try:
-            if kwargs:
-                _refuse_count_of_batch(kwargs)
-            if self._batches >= self._next and _trains(self._module) and getattr(self._hooks, "hooks_enabled", True):
-                self._look((args, kwargs))
+            _refuse_count_of_batch(kwargs)
+            if self._batches >= self._next:
+                self._probe((args, kwargs))
         except CrossExampleLeakError as found:
             if self._tracker.assumed_independent is None:
                 raise CrossExampleLeakError(
@@ -90,31 +78,26 @@ class FirstBatches:
                 ) from found
             warnings.warn(f"assumed to be no leak ({self._tracker.assumed_independent}): {found}", stacklevel=2)
 
-    def _look(self, given: Any) -> None:
+    def _probe(self, given: Any) -> None:
         if not self._collation_seen:
             self._collation_seen = True
-            self._look_at_collation(given)
-        tensors = [t for t in tensors_of(given) if t.dim() > self._dim]
-        sizes = [t.shape[self._dim] for t in tensors]
+            self._check_collation(given)
         out = self._tracker.issued() * self._copies  # the first tensor may be no batch
+        sizes = [t.shape[self._dim] for t in tensors_of(given) if t.dim() > self._dim]
         rows = out if out in sizes else max(sizes[:1], default=0)
         if rows < 1:
             self._batches -= 1
             return
-        look = BatchLook(self._module, self._call, given, rows, self._dim, self._copies, self._hooks)
-        if rows > self._copies and not look.tells_forward and self._next > 1:
+        probe = IndependenceProbe(
+            self._module, _call, given, batch_dim=self._dim, copies=self._copies, mode=self._mode, rows=rows
+        )
+        if rows > self._copies and not probe.tells and self._next > 1:
             return
-        look.check()
-        if self._tracker.listener is not None:
-            self._tracker.listener.on_look()
-        if rows == self._copies or look.tells_forward:
+        probe.check()
+        if rows == self._copies or probe.tells:
             self._next *= _AGAIN
 
-    def _call(self, given: Any) -> Any:
-        args, kwargs = given
-        return self._module(*args, **kwargs)
-
-    def _look_at_collation(self, given: Any) -> None:
+    def _check_collation(self, given: Any) -> None:
         batch, collate = self._loader.collate_fn.take_latest(), self._loader.collate_fn.wrapped_collator_fn
         if batch is None or self._dim != 0:
             return
@@ -123,19 +106,66 @@ class FirstBatches:
                 "the rows that the model is given are each a mixture of two rows of the loader's batch (mixup): an example is in "
                 "two gradients, each clipped by itself, and ε counts one. Leave the mixing out"
             )
-        arguments = as_called(given, batch)
-        dataset: Any = self._loader.dataset
+        arguments, dataset = _as_called(given, batch), self._loader.dataset
+        call = None if arguments is None else lambda module, other: _call(module, arguments(other))
         with same_random_numbers(()):
-            examples = [dataset[i] for i in range(0, len(dataset), -(-len(dataset) // PROBED))]
+            size: int = len(dataset)  # type: ignore[arg-type]
+            examples = [dataset[i] for i in range(0, size, -(-size // _EXAMPLES))]
         examples = [rows[0] for rows in examples] if self._copies > 1 else examples
-        call = None if arguments is None else lambda other: self._call(arguments(other))
-        if hasattr(self._hooks, "disable_hooks"):
-            self._hooks.disable_hooks()
-        try:
-            check_collation(collate, examples, call, self._module)
-        finally:
-            if hasattr(self._hooks, "disable_hooks"):
-                self._hooks.enable_hooks()
+        check_collation(collate, examples, call, self._module)
+
+
+def _call(module: nn.Module, given: Any) -> Any:
+    args, kwargs = given
+    return module(*args, **kwargs)
+
+
+def _as_called(given: Any, batch: Any) -> Callable[[Any], Any] | None:
+    """(another batch → the arguments that the program would call the model with), from those for `batch`; None if not known.
+
+    `given` are (args, kwargs) of a call; each tensor of more than one number in it must be one of `batch`, wherever it lies.
+    """
+    leaves, spec = tree_flatten(given)
+    own = tensors_of(batch)
+    places: dict[int, int] = {}
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            found = [j for j, part in enumerate(own) if part.shape == leaf.shape and torch.equal(part.to(leaf), leaf)]
+            if not found:
+                return None
+            places[i] = found[0]
+
+    def arguments(other: Any) -> Any:
+        parts = tensors_of(other)
+        changed = [parts[places[i]].to(leaf) if i in places else leaf for i, leaf in enumerate(leaves)]
+        return tree_unflatten(changed, spec)
+
+    return arguments
+
+
+def rows_are_mixed(given: Any, delivered: Any) -> bool:
+    """Whether most rows of a tensor in `given` are a·(row i) + b·(row j) of one in `delivered`, each row in at most two of them.
+
+    What is done to an example by itself leaves the span of the rows, or is a multiple of one. False too where that cannot be
+    told: for rows in half precision, more than 512, as many as half of the numbers in one, or combinations of one another.
+    """
+    return any(_mixed(made, rows) for made in tensors_of(given) for rows in tensors_of(delivered))
+
+
+def _mixed(made: Tensor, rows: Tensor) -> bool:
+    if made.shape != rows.shape or made.dim() < 2 or not 2 <= len(rows) <= 512 or made.dtype.itemsize < 4:
+        return False
+    mixed, own = (t.detach().cpu().flatten(1)[:, :: -(-t[0].numel() // 4096)].double() for t in (made, rows))
+    if not rows.is_floating_point() or own.shape[1] < 2 * len(own) or torch.equal(mixed, own):
+        return False
+    own = own / own.norm(dim=1, keepdim=True)
+    if not own.isfinite().all() or not bool((torch.linalg.svdvals(own) > 1e-4).all()):
+        return False
+    shares: Tensor = torch.linalg.lstsq(own.T, mixed.T).solution.T
+    inside = (mixed - shares @ own).norm(dim=1) <= 1e-5 * mixed.norm(dim=1)
+    parts = shares.abs() > 1e-3 * mixed.norm(dim=1, keepdim=True)
+    few = bool((parts.sum(0) <= 2).all()) and bool((parts.sum(1) <= 2).all())
+    return bool(inside.all()) and few and 2 * int((parts.sum(1) == 2).sum()) > len(parts)
 
 
 def _refuse_outside_parameters(given: Any) -> None:
@@ -172,11 +202,6 @@ def _leaves(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
                 left.append(before)
 
 
-def _trains(module: nn.Module) -> bool:
-    """Whether a forward pass of `module` is one whose gradients are clipped."""
-    return module.training and torch.is_grad_enabled() and any(hasattr(p, "grad_sample") for p in module.parameters())
-
-
 def _refuse_count_of_batch(by_keyword: dict[str, Any]) -> None:
     """Raise for a loss inside the model that is divided by what Transformers' Trainer counted in all examples together."""
     if by_keyword.get("num_items_in_batch") is not None and by_keyword.get("labels") is not None:
@@ -184,30 +209,4 @@ def _refuse_count_of_batch(by_keyword: dict[str, Any]) -> None:
             "the model's loss is divided by num_items_in_batch, the tokens of all examples of the batch: a longer example makes "
             "the gradients of the others smaller, before they are clipped. Give the Trainer "
             "compute_loss_func=fedcgd.opacus.sequence_loss, or another mean of one loss per example"
-        )
-
-
-def _refuse_reordered(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-    order = inputs[0].sorted_indices if inputs and isinstance(inputs[0], PackedSequence) and _trains(layer) else None
-    if order is not None and not torch.equal(order, torch.arange(len(order), device=order.device)):
-        raise RuntimeError(
-            f"{type(layer).__name__} was given sequences packed in another order than the batch's (enforce_sorted=False): its "
-            "gradients would be clipped with those of other examples in other layers. Sort the batch by length, longest first, "
-            "before the model (in collate_fn, with the targets), and pack with enforce_sorted=True; or leave it padded"
-        )
-
-
-def _refuse_no_rows(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if any(t.numel() == 0 for t in tensors_of((args, kwargs))):
-        raise RuntimeError(
-            f"{type(layer).__name__} cannot take a batch of no rows: call optimizer.step() alone where the loader gives one, "
-            "which Poisson sampling does at times"
-        )
-
-
-def _refuse_batch_statistics(layer: nn.Module, _inputs: Any) -> None:
-    if layer.training and torch.is_grad_enabled():
-        raise RuntimeError(
-            f"a {type(layer).__name__} was made private in eval mode, with fixed statistics, and is in train mode now, where it "
-            "takes those of the batch: call its eval() after each train() of the module, or override train() of the module"
         )

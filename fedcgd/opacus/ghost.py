@@ -199,11 +199,6 @@ def remove_sample_hooks(module: nn.Module) -> None:
                 delattr(p, name)
 
 
-def is_under_way(p: Any) -> bool:
-    """Whether a forward or backward pass has left something at the parameter `p` that no step has used."""
-    return getattr(p, "grad_sample", None) is not None or bool(getattr(p, "_forward_counter", 0))
-
-
 def forget_samples(p: Any) -> None:
     """Remove what forward and backward passes have left at the parameter `p`."""
     p.grad_sample, p._forward_counter = None, 0

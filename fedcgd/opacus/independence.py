@@ -1,47 +1,67 @@
-"""Whether the rows of a batch stay apart in a model, so that what is clipped for an example is that example's alone."""
+"""Whether examples stay apart in a model and in `collate_fn`, so that what is clipped for an example is that example's alone.
 
+A copy of the model is called with a batch, and with batches in which some examples are others. By definition, the outputs of the
+remaining examples and the rows of their gradients must stay what they are.
+"""
+
+import copy
+import random
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
-from opacus.grad_sample.gsm_base import AbstractGradSampleHooks
-from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN, RNNLinear
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
-from torch.utils.hooks import RemovableHandle
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import default_collate
 
-from fedcgd.opacus.autograd_check import refuse_odd, unlike_alone
-from fedcgd.opacus.collation import check_collation
-from fedcgd.opacus.ghost import forget_samples, is_under_way
-from fedcgd.opacus.module_memory import ModuleMemory
-from fedcgd.opacus.probing import (
-    CrossExampleLeakError,
-    changed_rows,
-    evaluating,
-    has_rows,
-    others_changed,
-    replacements,
-    same_random_numbers,
-    seed_all,
-    spread_of,
-    tensors_of,
-)
-
-RECURRENT = (DPRNN, DPLSTM, DPGRU)
-_REPEATS = 2
-_REPEATS_WHEN_SUSPECTED = 8
-_TURNED = 3
-"""So many batches are followed on the way back: the others differ by lengths, which the way forward shows."""
-_OUTPUT = "the output"
-_ROUNDING_BY_LENGTH, _ROUNDING_OF_HALVES = 1e-4, 5e-3  # a 16th of what a row may be off, in parts of its largest number
+from fedcgd.opacus.clipped_sum import passes_of
+from fedcgd.opacus.ghost import remove_sample_hooks, with_sample_gradients
 
 Call = Callable[[nn.Module, Any], Any]
 """(module, batch) → the module's output."""
+
+
+class CrossExampleLeakError(RuntimeError):
+    """An example reaches what is taken for another one's: in the model, in `collate_fn`, or from one batch to the next."""
+
+
+class InPlaceError(RuntimeError):
+    """A layer's output is overwritten, which torch does not allow where gradients of examples are made."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the output of a trained layer is written to in place, and then it has no gradients of examples: use "
+            "nn.ReLU(inplace=False) and functional.relu in place of inplace=True and relu_, and x = x + y in place of x += y"
+        )
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What still counts as the same, in parts of the largest number of a row."""
+
+    same_shape: float = 8 * torch.finfo(torch.float32).eps
+    """Sums of the same size are made in the same order."""
+    spreads: float = 16
+    """So many times what the same batch differs by: on a GPU a sum is made in any order."""
+    by_length: float = 1.6e-3
+    """Sums of another size are rounded in another way."""
+    of_halves: float = 0.08
+    """As `by_length`, for numbers of 16 bits."""
+    repeats: int = 8
+    """How often a doubt is looked at again."""
+    examples: int = 8
+    """How many examples `collate_fn` is given."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """Of what `collate_fn` draws."""
+
+
+_LIMITS = _Limits()
 
 
 def call_with(module: nn.Module, batch: Any) -> Any:
@@ -62,9 +82,8 @@ def check_independence(
 ) -> None:
     """Raise unless the examples of `batch` stay apart, on the way forward and back, and from this batch to the next.
 
-    The model is called some twenty times with the same random numbers, with rows of the batch replaced by others, and must give
-    the same in all other rows: at the inputs of all layers that are trained, in the outputs, and in the gradients on the way
-    back. Whatever it keeps from call to call is put back after each. `docs/independence.md` says what this can and cannot see.
+    Copies of the model are called some twelve times with the same random numbers, with rows of the batch replaced by others. The
+    outputs and the gradients of all other rows must stay the same. `docs/independence.md` says what this can and cannot see.
 
         check_independence(model, next(iter(loader)))
         check_independence(model, [dataset[i] for i in range(64)], collate_fn)
@@ -73,429 +92,384 @@ def check_independence(
         module: in train mode, before or after `make_private`.
         batch: as the loader gives it, two examples or more (with one, only what is kept for the next batch is seen); with
             `collate_fn`, a list of examples as the data set gives them.
-        collate_fn: makes a batch of examples; it is checked as well: another, longer example may change neither the other rows
-            nor, where the model does not mask what was added, their shapes.
+        collate_fn: makes a batch of examples. It is checked as well: another, longer example may not change what the model
+            makes of the others.
         call: what the training loop does with module and batch; by default module(batch), module(**batch) for a mapping, and
             module(*inputs) for (*inputs, targets).
         batch_first: whether examples are the first dimension of all inputs, or the second.
         copies: how many rows that follow one another are one example.
 
     Raises:
-        CrossExampleLeakError: names the layer or the tensor where examples meet, and what to do.
+        CrossExampleLeakError: names the place where examples meet, and what to do.
         ValueError: if the module is not in train mode, or has nothing that is trained.
     """
-    hooks = module if isinstance(module, AbstractGradSampleModule) else None
     inner = module._module if isinstance(module, AbstractGradSampleModule) else module
     if not inner.training or not any(p.requires_grad for p in inner.parameters()):
         raise ValueError("the module must be in train mode (module.train()) and have parameters that are trained")
     if collate_fn is not None:
-        check_collation(collate_fn, batch, lambda given: call(inner, given), inner)
+        check_collation(collate_fn, batch, call, inner)
         batch = collate_fn(batch)
     if isinstance(batch, Mapping):
         batch = dict(batch)  # of whatever kind it is
-    dim = 0 if batch_first else 1
-    sizes = [t.shape[dim] for t in tensors_of(batch) if t.dim() > dim]
-    look = BatchLook(inner, lambda given: call(inner, given), batch, max(sizes[:1], default=0), dim, copies, hooks)
-    look.check()
+    IndependenceProbe(inner, call, batch, batch_dim=0 if batch_first else 1, copies=copies).check()
 
 
-class _Seen(NamedTuple):
-    """The input or the output of a layer, or of the model."""
+@dataclass(frozen=True)
+class _Trace:
+    """What a model makes of a batch."""
 
-    name: str
-    dim: int
-    """Of its rows."""
-    values: Tensor
-    layer: nn.Module | None = None
+    outputs: list[Tensor]
+    parameters: list[str]
+    norms: Tensor
+    """Of the gradients of each row, by parameter: float64, shape (rows, parameters)."""
+    shapes: list[Any]
+    """Of what all layers give."""
 
 
-class BatchLook:
-    """One batch, of `rows` rows, and what a model answers to it and to others like it."""
+class IndependenceProbe:
+    """A batch, and what copies of a model make of it and of others like it.
 
-    under_way: ClassVar = False
-    """Whether a model is called to look at it, and not to train it."""
+    Args:
+        module: in train mode; nothing of it changes.
+        call: what the program does with module and batch.
+        batch: as the program has it.
+        batch_dim: which dimension has the examples.
+        copies: how many rows that follow one another are one example.
+        mode: how gradients of examples are made (`with_sample_gradients`).
+        rows: how many rows the batch has; by default as many as its first tensor.
+    """
 
     def __init__(
         self,
         module: nn.Module,
-        call: Callable[[Any], Any],
+        call: Call,
         batch: Any,
-        rows: int,
-        batch_dim: int,
+        *,
+        batch_dim: int = 0,
         copies: int = 1,
-        hooks: AbstractGradSampleHooks | None = None,
+        mode: str = "hooks",
+        rows: int | None = None,
     ) -> None:
-        """`call(batch)` is the output of `module`; `hooks`, if there are, make gradients of examples, and are off meanwhile."""
-        self._module, self._call, self._batch, self._rows, self._dim = module, call, batch, rows, batch_dim
-        self._hooks = hooks if hasattr(hooks, "disable_hooks") else None
-        self._memory = ModuleMemory(module)
-        enough = rows >= 2 * copies and rows % copies == 0
-        sources = replacements(rows, copies, _shortest(batch, batch_dim, rows) // copies) if enough else []
-        self._replaced = [source != torch.arange(rows) for source in sources]
-        self._others = [_with_rows_of(batch, batch_dim, source) for source in sources]
-        self.tells_forward = bool(self._others) and not _same(batch, self._others[0])
+        self._module, self._call, self._dim = module, call, batch_dim
+        self._mode = "hooks" if mode == "ew" else mode  # whose layers make their gradients by themselves
+        self._batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, batch)
+        sizes = [t.shape[batch_dim] for t in tensors_of(batch) if t.dim() > batch_dim]
+        self._rows = max(sizes[:1], default=0) if rows is None else rows
+        enough = self._rows >= 2 * copies and self._rows % copies == 0
+        shortest = _shortest(self._batch, batch_dim, self._rows) // copies
+        sources = replacements(self._rows, copies, shortest) if enough else []
+        self._others = [(self._with_rows(source), source != torch.arange(self._rows)) for source in sources]
+        self.tells = bool(self._others) and not _equal(self._batch, self._others[0][0])
         """Whether the replaced rows are others than before, so that something can be seen on the way forward."""
 
     def check(self) -> None:
         """Raise CrossExampleLeakError if examples meet; warn where that cannot be told."""
-        with self._quiet():
-            self._called(self._batch, None)  # which raises what the model raises
-            place = self._mixed_backward() if self._others else ""
-            if self.tells_forward:
-                place = self._mixed_forward() or place
-                place = place or self._mixed_number()
-            if place:
+        plain, repeats = self._trace(self._batch), [self._trace(self._batch) for _ in range(2)]
+        if any(again.shapes != plain.shapes or _outputs_differ(plain, again) for again in repeats):
+            warnings.warn(
+                "the model gave another value for the same batch and the same random numbers: it draws numbers of its own, or "
+                "keeps something outside of itself. If that is something of the batch, ε does not hold; whether examples reach "
+                "each other's rows cannot be told",
+                stacklevel=2,
+            )
+            return
+        spread = max(_spread(plain, again) for again in repeats)
+        for other, replaced in self._others:
+            if place := self._confirmed(plain, spread, lambda each: self._place(plain, other, replaced, each)):  # noqa: B023
                 raise CrossExampleLeakError(
                     f"another example in the first row of the batch changes the other rows of {place}: examples influence each "
                     "other there, and clipping bounds none of them. Each example must keep its row, apart from all others, from "
                     "the input to the output: no statistics or attention across the batch, no cut to its longest row (or "
-                    "a mask, so that what is cut does not count: a mean over real tokens), rows in one order in all layers (no "
-                    "pack_padded_sequence with enforce_sorted=False), each layer called with all rows or with none, and the "
-                    "batch as the first dimension of each layer's input (batch_first=True of attention and recurrent layers; "
-                    "position ids, or what else is the same for all examples, with a row for each of them)"
+                    "a mask, so that what is cut does not count: a mean over real tokens), no loss that is divided by what all "
+                    "examples have, rows in one order in all layers (no pack_padded_sequence with enforce_sorted=False), each "
+                    "layer called with all rows or with none, and the batch as the first dimension of each layer's input "
+                    "(batch_first=True of attention and recurrent layers; position ids, or what else is the same for all "
+                    "examples, with a row for each of them). A sampler of your own (register_grad_sampler) returns example i's "
+                    "gradient as row i"
                 )
-            if place := self._kept_for_later():
-                raise CrossExampleLeakError(
-                    f"another example in a batch changes {place} of the next batch: the model keeps something of what it sees "
-                    "(a hidden state, a queue, a running mean), so that an example acts in rounds that it takes no part in, "
-                    "without clipping. Start each batch from the same state (self.h = None at the beginning of forward)"
-                )
-            self._check_rows()
+        earlier = self._others[0][0] if self.tells else _turned(self._batch, self._dim)
+        if not _equal(self._batch, earlier) and (
+            place := self._confirmed(plain, spread, lambda each: self._kept_for_later(earlier, each))
+        ):
+            raise CrossExampleLeakError(
+                f"another example in a batch changes {place} of the next batch: the model keeps something of what it sees "
+                "(a hidden state, a queue, a running mean), so that an example acts in rounds that it takes no part in, "
+                "without clipping. Start each batch from the same state (self.h = None at the beginning of forward)"
+            )
 
-    def _mixed_forward(self) -> str:
-        """The first place where rows mix; empty if none is known."""
-        plain = self._trace(self._batch)
-        unlike = self._first_unlike(plain, self._trace(self._batch))
-        mixed, same_way = len(plain), True
+    def _confirmed(self, plain: _Trace, spread: float, place: Callable[[float], str]) -> str:
+        """What `place` finds, each time and by more than the same batch ever differs; empty if that is nothing."""
+        found = place(spread)
+        if not found:
+            return ""
+        spread = max([spread, *(_spread(plain, self._trace(self._batch)) for _ in range(_LIMITS.repeats))])
+        return found if all(place(spread) for _ in range(_LIMITS.repeats)) else ""
+
+    def _place(self, plain: _Trace, other: Any, replaced: Tensor, spread: float) -> str:
+        """Where rows are others than in `plain` though they were not `replaced`; empty if that is nowhere, or cannot be told."""
         try:
-            for other, mask in zip(self._others, self._replaced, strict=True):
-                trace = self._trace(other)  # one at a time: each may take as much memory as a step
-                alike = _alike(plain, trace)
-                same_way &= alike == len(plain) == len(trace)
-                changed = (
-                    i
-                    for i in range(min(mixed, alike))
-                    if has_rows(plain[i].values, plain[i].dim, self._rows)
-                    and others_changed(plain[i].values, trace[i].values, plain[i].dim, mask)
-                )
-                mixed = next(changed, mixed)
+            trace = self._trace(other, replaced)
+            if trace.shapes == plain.shapes:
+                return self._first_change(plain, trace, ~replaced, max(_LIMITS.same_shape, _LIMITS.spreads * spread))
+            # It goes by the longest row. Then dropout, too, draws as many numbers as there are.
+            quiet = bool(self._first_change(plain, self._trace(self._batch, seed=1), ~replaced, _LIMITS.by_length))
+            return self._changed_by_length(other, replaced, quiet)
+        except InPlaceError:
+            raise
         except Exception:  # the model refuses such a batch
             return ""
-        if unlike <= mixed and unlike < len(plain):
-            warnings.warn(
-                f"the model gave {plain[unlike].name} another value for the same batch and the same random numbers: it draws "
-                "numbers of its own, or keeps something outside of itself. If that is something of the batch, "
-                "ε does not hold; whether examples reach each other's rows cannot be told",
-                stacklevel=2,
-            )
-            return ""
-        return plain[mixed].name if mixed < len(plain) else "" if same_way else self._mixed_by_length()
 
-    def _mixed_by_length(self) -> str:
-        """Where a model that goes by the longest row makes something else of other rows; empty if no place is known.
+    def _changed_by_length(self, other: Any, replaced: Tensor, quiet: bool) -> str:
+        one, two = (self._trace(*given, quiet=quiet) for given in ((self._batch,), (other, replaced)))
+        if quiet and self._first_change(
+            one, self._trace(self._batch, seed=1, quiet=True), ~replaced, _LIMITS.by_length
+        ):
+            return ""  # it draws numbers all the same
+        for a, b in zip(one.outputs, two.outputs, strict=True):
+            if self._has_rows(a) and self._has_rows(b) and not _alike_where_both_are(a, b, ~replaced):
+                return "the output"
+        same = [t.shape for t in one.outputs] == [t.shape for t in two.outputs]
+        return self._first_change(one, two, ~replaced, _LIMITS.by_length) if same else ""
 
-        Sums of other sizes are rounded in another way, and dropout draws as many numbers as there are: places that follow the
-        random numbers are left out, and looked at in eval mode.
-        """
-        for context in (nullcontext(), evaluating(self._module)):
-            with context, suppress(Exception):  # what the model raises where it refuses such a batch
-                plain, redrawn = self._trace(self._batch), self._trace(self._batch, seed=1)
-                nothing = torch.zeros(self._rows, dtype=torch.bool)
-                drawn = {seen.name for seen in _changed_by_length(plain, redrawn, self._rows, nothing)}
-                for other, mask in zip(self._others, self._replaced, strict=True):
-                    for seen in _changed_by_length(plain, self._trace(other), self._rows, mask):
-                        if seen.name not in drawn:
-                            return seen.name
-        return ""
-
-    def _first_unlike(self, plain: list[_Seen], again: list[_Seen]) -> int:
-        """Where `again`, of the same batch, is first not as `plain`; its length if it is."""
-        repeats = _alike(plain, again)
-        unlike = (
-            i
-            for i in range(repeats)
-            if has_rows(plain[i].values, plain[i].dim, self._rows)
-            and bool(changed_rows(plain[i].values, again[i].values, plain[i].dim).any())
-        )
-        return next(unlike, repeats)
-
-    def _kept_for_later(self) -> str:
+    def _kept_for_later(self, earlier: Any, spread: float) -> str:
         """What differs when another batch came before; empty if nothing does, or if that cannot be told."""
-        earlier = self._others[0] if self.tells_forward else _turned(self._batch, self._dim)
-        if _same(self._batch, earlier):
-            return ""
         try:
-            plain = self._trace(self._batch, after=self._batch)
-            places = [_first_other(plain, self._trace(self._batch, after=first)) for first in (self._batch, earlier)]
+            plain, again, after = (
+                self._trace(self._batch, before=first) for first in (self._batch, self._batch, earlier)
+            )
         except InPlaceError:
             raise
         except Exception:
             return ""
-        if None in places:  # it went another way
+        limit, every = max(_LIMITS.same_shape, _LIMITS.spreads * spread), torch.ones(self._rows, dtype=torch.bool)
+        if not plain.shapes == again.shapes == after.shapes or self._first_change(plain, again, every, limit):
             return ""
-        repeated, after = (len(plain) if place is None else place for place in places)
-        return plain[after].name if after < repeated else ""
+        return self._first_change(plain, after, every, limit)
 
-    def _trace(self, batch: Any, after: Any = None, seed: int | None = None) -> list[_Seen]:
-        """The inputs of all layers that are trained, and the outputs, in their order; `after` another batch, if given.
+    def _first_change(self, one: _Trace, other: _Trace, own: Tensor, limit: float) -> str:
+        """The first place where a row of those in `own` differs by more than `limit`, in parts of its largest number."""
+        if one.norms.shape == other.norms.shape:
+            own = own.to(one.norms.device)
+            changed = _changed(one.norms, other.norms, limit)[own].any(0).nonzero()
+            if len(changed):
+                return f"the gradients of {one.parameters[int(changed[0])]!r}"
+        for a, b in zip(one.outputs, other.outputs, strict=True):
+            if a.shape == b.shape and self._has_rows(a):
+                limit = max(limit, 8 * torch.finfo(a.dtype).eps)
+                if bool(_changed(*(t.reshape(len(t), -1) for t in (a, b)), limit)[own.to(a.device)].any()):
+                    return "the output"
+        return ""
 
-        Random numbers are those that come next, or those of a `seed`.
-        """
-        found: list[_Seen] = []
+    def _has_rows(self, value: Tensor) -> bool:
+        """Whether it is an output with a row for each of the batch; with the batch in another dimension nobody knows."""
+        return self._dim == 0 and value.dim() > 0 and len(value) == self._rows and value.numel() > 0
 
-        def hook(name: str, layer: nn.Module) -> Any:
-            def note(layer: nn.Module, inputs: Any) -> None:
-                found.extend(
-                    _Seen(f"the input of {name!r}", self._dim_in(layer), t.detach().clone())
-                    for t in tensors_of(inputs)[:1]
-                )
-
-            return layer.register_forward_pre_hook(note)
-
-        if after is not None:
-            self._called(after, None)
-        output = self._called(batch, hook, fresh=after is None, seed=seed)
-        if self._dim == 0:  # else it may have any shape
-            found.extend(_Seen(_OUTPUT, 0, t.detach().clone()) for t in tensors_of(output))
-        return found
-
-    def _mixed_backward(self) -> str:
-        """The first place where the gradients of rows mix on the way back; empty if none is known."""
-        if self._dim != 0:  # the output's rows are not known
-            return ""
-        try:
-            found, given_out = self._graph(self._batch)
-            outputs = [t for t in given_out if has_rows(t, 0, self._rows)]
-            generator = torch.Generator().manual_seed(0)
-            weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
-            values = [seen.values for seen in found]
-
-            def pulled(replaced: int | None) -> list[Tensor | None]:
-                given = [weight.clone() for weight in weights]
-                for weight in given:
-                    if replaced is not None:
-                        weight[self._replaced[replaced].to(weight.device)] *= -2
-                return list(torch.autograd.grad(outputs, values, given, retain_graph=True, allow_unused=True))
-
-            before = pulled(None)
-            mixed = self._first_mixed(found, before, pulled)
-        except InPlaceError:
-            raise
-        except Exception:  # it has no gradients in this way, as with checkpoints that are entered again
-            return ""
-        uses = Counter(id(p) for seen in found for p in _own_parameters(seen.layer))
-        for seen, one in zip(found[:mixed], before[:mixed], strict=True):
-            if one is None or has_rows(one, seen.dim, self._rows) or isinstance(seen.layer, RNNLinear):
-                continue
-            if any(uses[id(p)] > 1 for p in _own_parameters(seen.layer)):
-                return seen.name  # if it is used once, clipping sees that there are fewer rows
-        return found[mixed].name if mixed < len(found) else ""
-
-    def _mixed_number(self) -> str:
-        """Where an output that is one number for the batch, as a loss is, is no sum of its examples'; empty if none is known."""
-
-        def gradients(batch: Any) -> tuple[list[_Seen], Sequence[Tensor | None]]:
-            found, outputs = self._graph(batch)
-            numbers = [t for t in outputs if t.dim() == 0]
-            if not numbers:
-                return [], ()
-            return found, torch.autograd.grad(numbers, [seen.values for seen in found], allow_unused=True)
-
-        try:
-            found, plain = gradients(self._batch)
-            if not found:
-                return ""
-
-            def of(replaced: int | None) -> Sequence[Tensor | None]:
-                after, made = gradients(self._batch if replaced is None else self._others[replaced])
-                if _alike(found, after) == len(found) and (replaced is not None or len(after) == len(found)):
-                    return made[: len(found)]
-                if replaced is None:
-                    raise RuntimeError("the model does not repeat itself")
-                return [None] * len(found)  # it went another way
-
-            mixed = self._first_mixed(found, plain, of)
-        except Exception:  # the model refuses such a batch
-            return ""
-        if mixed == len(found):
-            return ""
-        return f"{found[mixed].name}, of a single number that the model gives for the batch"
-
-    def _check_rows(self) -> None:
-        """Raise RuntimeError unless row i of what is clipped is what autograd finds for example i alone, for three examples.
-
-        The outputs of one forward pass are weighed at random. The weights of one row alone give the gradient of that example, as
-        rows do not mix; all of them give the rows that are clipped.
-        """
-        parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
-        hooks = self._hooks
-        if hooks is None or self._dim != 0 or any(is_under_way(p) for p in parameters.values()):
-            return
-        odd: list[str] = []
-        before = {name: p.grad for name, p in parameters.items()}
-        found: dict[str, Tensor] = {}
-        handles: list[RemovableHandle] = [
-            p.register_hook(partial(_add_under, found, name))  # type: ignore[no-untyped-call]
-            for name, p in parameters.items()
-        ]
-        batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, self._batch)
-        try:
-            hooks.enable_hooks()
-            outputs = [t for t in tensors_of(self._called(batch, None)) if t.requires_grad]
-            hooks.disable_hooks()
-            if outputs and all(has_rows(t, 0, self._rows) for t in outputs):
-                generator = torch.Generator().manual_seed(0)
-                weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
-                alone = {}
-                for i in {0, self._rows // 2, self._rows - 1}:
-                    torch.autograd.backward(outputs, [_only_row(i, weight) for weight in weights], retain_graph=True)
-                    alone[i] = dict(found)
-                    found.clear()
-                hooks.enable_hooks()
-                count = self._rows if hooks.loss_reduction == "mean" else 1
-                torch.autograd.backward(outputs, [weight / count for weight in weights])
-                odd = unlike_alone(parameters, alone, self._rows)
-        except InPlaceError:
-            raise
-        except Exception:  # it has no gradients in this way
-            return
-        finally:
-            hooks.disable_hooks()
-            self._memory.restore()
-            for handle in handles:
-                handle.remove()
-            for name, p in parameters.items():
-                p.grad = before[name]
-                forget_samples(p)
-        refuse_odd(odd)
-
-    def _first_mixed(
+    def _trace(
         self,
-        found: list[_Seen],
-        plain: Sequence[Tensor | None],
-        gradients: Callable[[int | None], Sequence[Tensor | None]],
-    ) -> int:
-        """The first of `found` whose gradients in other rows follow the replaced ones; their number if none does.
+        batch: Any,
+        replaced: Tensor | None = None,
+        *,
+        before: Any = None,
+        seed: int | None = None,
+        quiet: bool = False,
+    ) -> _Trace:
+        """What a fresh copy of the model makes of `batch`, whose slopes are others where rows were `replaced`.
 
-        `gradients`, of the batch as it is or with those rows replaced that have this place in `_replaced`, are made anew in
-        each call, and forgotten, since they may take as much memory as a step. On a GPU a sum made in another order now and
-        then ends in another last bit, and the layers below make more of it: what mixes does so each time, by more than the
-        same batch ever differs.
+        Random numbers are those that come next, or those of a `seed`; `before` is a batch that the copy has seen. A `quiet` copy
+        is in eval mode but for the layers that have trained parameters of their own, so that nothing is dropped.
         """
-        dims = [seen.dim for seen in found]
-
-        def spread(calls: int) -> float:
-            return max(spread_of(plain, [gradients(None)], dims) for _ in range(calls))
-
-        def first(replaced: int, spread: float) -> int:
-            mask, after = self._replaced[replaced], gradients(replaced)
-            changed = (
-                i
-                for i, (one, other, dim) in enumerate(zip(plain, after, dims, strict=True))
-                if one is not None
-                and other is not None
-                and has_rows(one, dim, self._rows)
-                and others_changed(one, other, dim, mask, spread)
+        module = copy_apart(self._module)
+        try:
+            hooks = with_sample_gradients(
+                module, self._mode, batch_first=self._dim == 0, loss_reduction="mean", wrap_model=False
             )
-            return next(changed, len(found))
+        except (NotImplementedError, ValueError):  # layers that have no gradients of examples
+            hooks = None
+        shapes: list[Any] = []
+        for layer in module.modules():
+            layer.register_forward_hook(lambda _l, _i, out: shapes.append([t.shape for t in tensors_of(out)]))
+            if quiet and not any(p.requires_grad for p in layer.parameters(recurse=False)):
+                layer.training = False
+        with same_random_numbers((*tensors_of(batch), *module.parameters())), torch.enable_grad():
+            if seed is not None:
+                seed_all(seed)
+            if before is not None:
+                with _without(hooks):
+                    self._call(module, before)
+                shapes.clear()
+            try:
+                outputs = [t for t in tensors_of(self._call(module, batch)) if t.is_floating_point()]
+            except RuntimeError as error:
+                if "BackwardHookFunction" in str(error):
+                    raise InPlaceError from error
+                raise
+            made = [] if hooks is None else self._gradients(module, outputs, replaced)
+        norms = [one.norms(False) for _, one in made]
+        table = torch.cat(norms, dim=1) if norms else torch.zeros(self._rows, 0, dtype=torch.float64)
+        return _Trace([t.detach() for t in outputs], [name for name, _ in made], table, shapes)
 
-        usual = spread(_REPEATS)
-        suspects = [i for i in range(min(_TURNED, len(self._replaced))) if first(i, usual) < len(found)]
-        if not suspects:
-            return len(found)
-        usual = max(usual, spread(_REPEATS_WHEN_SUSPECTED))
-        places = [[first(replaced, usual) for _ in range(_REPEATS_WHEN_SUSPECTED)] for replaced in suspects]
-        return min((min(calls) for calls in places if max(calls) < len(found)), default=len(found))
+    def _gradients(
+        self, module: nn.Module, outputs: Sequence[Tensor], replaced: Tensor | None
+    ) -> list[tuple[str, Any]]:
+        """The rows that would be clipped, by parameter, for slopes at random; a single number, as a loss is, has slope 1."""
+        outputs = [t for t in outputs if t.requires_grad]
+        generator, slopes = torch.Generator().manual_seed(0), []
+        for t in outputs:
+            slope = torch.randn(t.shape, generator=generator).to(t) if t.dim() else torch.ones_like(t)
+            if replaced is not None and self._has_rows(t):
+                slope[replaced.to(t.device)] *= -2
+            slopes.append(slope)
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):  # of others, as torch's hooks
+            torch.autograd.backward(
+                outputs, slopes
+            )  # some have none in this way, as checkpoints that are entered again
+        named = [(name, one) for name, p in module.named_parameters() if p.requires_grad for one in passes_of(p)]
+        return [(name, one) for name, one in named if one.examples == self._rows]  # others the step refuses
 
-    def _graph(self, batch: Any) -> tuple[list[_Seen], list[Tensor]]:
-        """The outputs of all layers that are trained, in their order, and those of the model that depend on them."""
-        found: list[_Seen] = []
+    def _with_rows(self, source: Tensor) -> Any:
+        """The batch, whose row i is row `source[i]`."""
+        dim, rows = self._dim, self._rows
 
-        def hook(name: str, layer: nn.Module) -> Any:
-            def note(layer: nn.Module, _inputs: Any, output: Any) -> Any:
-                if not isinstance(output, Tensor) or not output.requires_grad:
-                    return None
-                found.append(_Seen(f"the gradient of the output of {name!r}", self._dim_in(layer), output, layer))
-                return output.clone()  # which may be written to
+        def changed(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.dim() <= dim or value.shape[dim] != rows or not value.numel():
+                return value
+            return value.index_select(dim, source.to(value.device))
 
-            return layer.register_forward_hook(note)
+        return tree_map(changed, self._batch)
 
-        return found, [t for t in tensors_of(self._called(batch, hook)) if t.requires_grad]
 
-    def _dim_in(self, layer: nn.Module) -> int:
-        if isinstance(layer, (RNNLinear, *RECURRENT)):  # these know themselves, and keep rows first inside
-            return 0 if getattr(layer, "batch_first", True) else 1
-        return self._dim
+def check_collation(
+    collate_fn: Callable[[list[Any]], Any], examples: Sequence[Any], call: Call | None, module: nn.Module
+) -> None:
+    """Raise CrossExampleLeakError if another, longer example changes what the model makes of the others.
 
-    def _called(
-        self, batch: Any, hook: Callable[[str, nn.Module], Any] | None, fresh: bool = True, seed: int | None = None
-    ) -> Any:
-        """What the model answers, with `hook` in each of the layers that have gradients of examples."""
-        hooked = None if self._hooks is None else set(self._hooks.iterate_submodules(self._module))
-        handles = [
-            hook(name, layer)
-            for name, layer in self._module.named_modules()
-            if hook is not None
-            and any(p.requires_grad for p in layer.parameters(recurse=False))
-            and (hooked is None or layer in hooked)
-        ]
-        if fresh:
-            self._memory.restore()
+    Args:
+        collate_fn: makes a batch of a list of examples; its random numbers are the same each time.
+        examples: three or more; others are not looked at.
+        call: what the program does with module and batch; None if nobody knows, and then the batch itself may not change.
+        module: the model, of which copies are called in eval mode, so that nothing is dropped at random.
+    """
+    if collate_fn is default_collate or len(examples) < 3:
+        return
+
+    def collated(examples: list[Any], seed: int) -> Any:
+        with same_random_numbers(()):
+            seed_all(seed)
+            batch = collate_fn(examples)
+        return dict(batch) if isinstance(batch, Mapping) else batch
+
+    order = sorted(examples, key=lambda example: sum(t.numel() for t in tensors_of(collated([example], 1))))
+    shortest, *others, longest = [*order[: _LIMITS.examples - 1], order[-1]] if len(order) > _LIMITS.examples else order
+    for seed in _LIMITS.seeds:
         try:
-            with same_random_numbers((*tensors_of(batch), *self._module.parameters())):
-                if seed is not None:
-                    seed_all(seed)
-                return self._call(batch)
-        except RuntimeError as error:
-            if "BackwardHookFunction" in str(error):
-                raise InPlaceError from error
-            raise
-        finally:
-            for handle in handles:
-                handle.remove()
+            with torch.no_grad(), same_random_numbers(tuple(module.parameters())):
+                batches = [collated([first, *others], seed) for first in (shortest, longest)]
+                one, other = (
+                    tensors_of(batch if call is None else call(copy_apart(module).eval(), batch)) for batch in batches
+                )
+        except Exception as error:  # it does not take the batch in this way
+            warnings.warn(
+                f"whether collate_fn keeps examples apart cannot be told: the model raised {type(error).__name__}",
+                stacklevel=2,
+            )
+            return
+        pairs = [pair for pair in zip(one, other, strict=False) if min(t.dim() for t in pair) > 0]
+        changed = call is None and any(a.shape != b.shape for a, b in pairs)
+        if changed or not all(_same_but_one(*pair) for pair in pairs):
+            raise CrossExampleLeakError(
+                "collate_fn makes other rows, or rows of another shape, of all examples when one of them is another, longer one "
+                "(padding to the longest of the batch, or mixing), and the model's outputs for them change with it: one example "
+                "acts on the gradients of all, and clipping bounds none of that. Pad to a fixed length; or give the model a "
+                "mask, or the lengths, so that what was added does not count (a sum or mean over real tokens, sequences packed "
+                "in the order of the batch, sorted by length in collate_fn). The loss must leave it out as well"
+            )
 
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """A context in which the model may be called: Opacus' hooks are off, and what it keeps is put back in the end."""
-        if self._hooks is not None:
-            self._hooks.disable_hooks()
-        BatchLook.under_way = True
-        try:
+
+def _same_but_one(one: Tensor, other: Tensor) -> bool:
+    """Whether the rows are the same when one of each is left out, whatever the numbers are that only one of them has."""
+    if len(one) != len(other):
+        return False
+    every = range(len(one))
+    lacking = [[*every[:i], *every[i + 1 :]] for i in every]
+    return any(
+        _alike_where_both_are(one[mine], other[its], torch.ones(len(mine), dtype=torch.bool))
+        for mine in lacking
+        for its in lacking
+    )
+
+
+def copy_apart(module: nn.Module) -> nn.Module:
+    """A copy of `module` with the values of its parameters where they are, and nothing else that both of them have.
+
+    What a call changes in the copy (buffers, counters, generators, what is kept for the next batch) stays as it is in the module.
+    """
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, Tensor):  # which may have a history, and then cannot be copied
+                memo[id(value)] = value.detach().clone()
+    copied: nn.Module = copy.deepcopy(module, memo)
+    remove_sample_hooks(copied)
+    return copied
+
+
+@contextmanager
+def _without(hooks: Any) -> Iterator[None]:
+    if hooks is not None:
+        hooks.disable_hooks()
+    yield
+    if hooks is not None:
+        hooks.enable_hooks()
+
+
+@contextmanager
+def same_random_numbers(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """A context after which the generators of torch (on all devices of `tensors`), NumPy and Python are where they were."""
+    devices = {t.device for t in tensors if t.device.type == "cuda"}
+    drawn, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(list(devices)):
             yield
-        finally:
-            BatchLook.under_way = False
-            self._memory.restore()
-            if self._hooks is not None:
-                self._hooks.enable_hooks()
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(numpys)
 
 
-class InPlaceError(RuntimeError):
-    """A layer's output is overwritten, which torch does not allow where gradients of examples are made."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the output of a trained layer is written to in place, and then it has no gradients of examples: use "
-            "nn.ReLU(inplace=False) and functional.relu in place of inplace=True and relu_, and x = x + y in place of x += y"
-        )
+def seed_all(seed: int) -> None:
+    """Set the generators of torch, NumPy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
-def _with_rows_of(batch: Any, dim: int, source: Tensor) -> Any:
-    """`batch`, whose row i is row `source[i]`."""
+def tensors_of(values: Any) -> list[Tensor]:
+    """All tensors in `values`, also those of the mappings that Transformers returns; packed sequences have no rows."""
+    parts = list(values.values()) if isinstance(values, Mapping) else values
+    leaves, _ = tree_flatten(parts, is_leaf=lambda part: isinstance(part, PackedSequence))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-    def changed(value: Any) -> Any:
-        if not has_rows(value, dim, len(source)):
-            return value
-        return value.detach().index_select(dim, source.to(value.device))
 
-    return tree_map(changed, batch)
+def replacements(rows: int, copies: int, shortest: int) -> list[Tensor]:
+    """From which row each row comes, each time: the first example is the one after it, and so is every other one; and then all
+    are the first, the last and the `shortest`. Shape (rows,), whole numbers.
+
+    `copies` rows that follow one another are one example.
+    """
+    examples = rows // copies
+    own = torch.arange(examples)
+    following = (own + 1) % examples
+    first, even, odd = own == 0, (own % 2 == 0) & (own < examples - 1), own % 2 == 1
+    sources = [torch.where(replaced, following, own) for replaced in (first, even, odd)]
+    sources += [torch.full_like(own, alone) for alone in sorted({0, examples - 1, shortest})]
+    return [(source * copies)[:, None].add(torch.arange(copies)).flatten() for source in sources]
 
 
 def _shortest(batch: Any, dim: int, rows: int) -> int:
     """The row that has most of its first or its last number, as padded sequences have the more the shorter they are."""
-    repeated = torch.zeros(rows, dtype=torch.int64)
+    repeated = torch.zeros(max(rows, 1), dtype=torch.int64)
     for value in tensors_of(batch):
-        if has_rows(value, dim, rows):
-            flat = value.detach().movedim(dim, 0).reshape(rows, -1)
+        if value.dim() > dim and value.shape[dim] == rows and value.numel():
+            flat = value.movedim(dim, 0).reshape(rows, -1)
             repeated += sum((flat == flat[:, end : end + 1]).sum(1).cpu() for end in (0, flat.shape[1] - 1))
     return int(repeated.argmax())
 
@@ -506,79 +480,47 @@ def _turned(batch: Any, dim: int) -> Any:
     def turned(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() <= dim:
             return value
-        if value.is_floating_point():
-            return -value.detach()
-        return value.detach().flip([d for d in range(value.dim()) if d != dim])
+        return -value if value.is_floating_point() else value.flip([d for d in range(value.dim()) if d != dim])
 
     return tree_map(turned, batch)
 
 
-def _alike(one: list[_Seen], other: list[_Seen]) -> int:
-    """How many of the first are of the same layers, with the same shapes.
-
-    From there on a model has gone another way, as it does where sequences have other lengths: the next call of a layer may be
-    of another step in time, and sums of other sizes are rounded in another way.
-    """
-    pairs = enumerate(zip(one, other, strict=False))
-    differ = (i for i, (a, b) in pairs if (a.name, a.values.shape) != (b.name, b.values.shape))
-    return next(differ, min(len(one), len(other)))
-
-
-def _changed_by_length(one: list[_Seen], other: list[_Seen], rows: int, replaced: Tensor) -> Iterator[_Seen]:
-    """Of places that two traces have equally often: which of `one` have, beside rows that were `replaced`, others in `other`.
-
-    Of an output that is longer in one of them the numbers are compared that both have, from the beginning or from the end.
-    """
-    for name in dict.fromkeys(seen.name for seen in one):
-        pairs = [[seen for seen in trace if seen.name == name] for trace in (one, other)]
-        if len(pairs[0]) != len(pairs[1]):
-            continue
-        for a, b in zip(*pairs, strict=True):
-            dim = a.dim
-            if (
-                not (has_rows(a.values, dim, rows) and has_rows(b.values, dim, rows))
-                or a.values.dim() != b.values.dim()
-            ):
-                continue
-            if a.values.shape != b.values.shape and name != _OUTPUT:
-                continue
-            spread = _ROUNDING_OF_HALVES if a.values.dtype in (torch.float16, torch.bfloat16) else _ROUNDING_BY_LENGTH
-            sizes = [min(pair) for pair in zip(a.values.shape, b.values.shape, strict=True)]
-            fronts = [seen.values[tuple(slice(size) for size in sizes)] for seen in (a, b)]
-            backs = [
-                seen.values[tuple(slice(n - size, n) for n, size in zip(seen.values.shape, sizes, strict=True))]
-                for seen in (a, b)
-            ]
-            if all(others_changed(x, y, dim, replaced, spread) for x, y in (fronts, backs)):
-                yield a
-
-
-def _first_other(one: list[_Seen], other: list[_Seen]) -> int | None:
-    """Where two traces first differ; their length if they do not, None if the second went another way."""
-    if _alike(one, other) < len(one):
-        return None
-    for i, pair in enumerate(zip(one, other, strict=True)):
-        dim = pair[0].dim if pair[0].values.dim() > pair[0].dim else 0
-        before, after = (seen.values if seen.values.dim() > dim else seen.values.reshape(1) for seen in pair)
-        if bool(changed_rows(before, after, dim).any()):
-            return i
-    return len(one)
-
-
-def _add_under(found: dict[str, Tensor], name: str, gradient: Tensor) -> None:
-    gradient = gradient.detach().to_dense()
-    found[name] = gradient + found.get(name, 0)  # a copy: torch may use the other one for what comes next
-
-
-def _only_row(row: int, values: Tensor) -> Tensor:
-    only = torch.zeros_like(values)
-    only[row] = values[row]
-    return only
-
-
-def _own_parameters(layer: nn.Module | None) -> list[nn.Parameter]:
-    return [] if layer is None else [p for p in layer.parameters(recurse=False) if p.requires_grad]
-
-
-def _same(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors_of(one), tensors_of(other), strict=True))
+
+
+def _changed(one: Tensor, other: Tensor, limit: float) -> Tensor:
+    """Which numbers differ by more than `limit` times the largest of their row; shape (rows, numbers)."""
+    largest = one.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True) if one.shape[1] else one.new_zeros(len(one), 1)
+    return (one - other).abs() > limit * largest
+
+
+def _outputs_differ(one: _Trace, other: _Trace) -> bool:
+    pairs = zip(one.outputs, other.outputs, strict=True)
+    return any(bool(_changed(*(t.reshape(1, -1) for t in pair), _limit_of(pair[0])).any()) for pair in pairs)
+
+
+def _limit_of(values: Tensor) -> float:
+    return max(_LIMITS.same_shape, 8 * torch.finfo(values.dtype).eps)
+
+
+def _spread(one: _Trace, other: _Trace) -> float:
+    """By how much gradients of the same batch differ, in parts of the largest of their row; at most 1/32."""
+    if one.norms.shape != other.norms.shape or not one.norms.numel():
+        return 0.0
+    off, largest = (t.abs().amax(1) for t in (one.norms - other.norms, one.norms))
+    return min(float((off / largest).nan_to_num(0, 0, 0).max()), 1 / 32)
+
+
+def _alike_where_both_are(one: Tensor, other: Tensor, own: Tensor) -> bool:
+    """Whether the rows in `own` are the same up to rounding, in the numbers that both have from the beginning or from the end."""
+    if one.dim() != other.dim():
+        return False
+    limit = _LIMITS.of_halves if one.dtype.itemsize < 4 else _LIMITS.by_length
+    sizes = [min(pair) for pair in zip(one.shape, other.shape, strict=True)]
+    fronts = [t[tuple(slice(size) for size in sizes)] for t in (one, other)]
+    backs = [t[tuple(slice(n - size, n) for n, size in zip(t.shape, sizes, strict=True))] for t in (one, other)]
+    return any(
+        not bool(_changed(*(t.double().reshape(len(t), -1) for t in pair), limit)[own.to(one.device)].any())
+        for pair in (fronts, backs)
+    )

@@ -316,11 +316,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             p.grad = None
             forget_samples(p)
 
-    def on_look(self) -> None:
-        """Forget what a look at the model has left."""
-        if self._autograd is not None:
-            self._autograd.forget()
-
     def on_microbatch(self) -> None:
         """Clip and add what backward passes have left, if they have, before another part of the round's batch.
 

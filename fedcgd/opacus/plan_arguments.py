@@ -10,7 +10,8 @@ from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation.catalogue import mechanism as named_mechanism
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import Participation
+from fedcgd.participation.participation import scheme_of
 from fedcgd.plan import Plan
 
 
@@ -24,7 +25,7 @@ class PlanArguments:
     max_grad_norm: float | None
     epochs: int | None
     target_delta: float | None
-    sampling: Sampling | None
+    sampling: str | None
     poisson_sampling: bool | None
     groups: int | None
 
@@ -101,7 +102,7 @@ def check_clipping(clipping: str, max_grad_norm: Any) -> None:
         )
 
 
-def chosen_sampling(sampling: Sampling | None, poisson_sampling: bool | None) -> Sampling | None:
+def chosen_sampling(sampling: str | None, poisson_sampling: bool | None) -> str | None:
     """The sampling that was asked for in fedcgd's words or in Opacus'; None if in neither. ValueError if they disagree."""
     if poisson_sampling is None:
         return sampling
@@ -130,7 +131,7 @@ def plan_of(
     steps: int,
     *,
     epochs: int,
-    sampling: Sampling | None,
+    sampling: str | None,
     groups: int | None,
 ) -> Plan:
     """What `make` makes of `epochs` epochs of `steps` steps. Without a `sampling` it is Opacus' default, Poisson.
@@ -138,7 +139,7 @@ def plan_of(
     Raises ValueError for what is not accounted for.
     """
 
-    def plan(sampling: Sampling) -> Plan:
+    def plan(sampling: str) -> Plan:
         return make(participation_of(steps, epochs, sampling, groups))
 
     try:
@@ -160,29 +161,14 @@ def plan_of(
         ) from None
 
 
-def participation_of(steps: int, epochs: int, sampling: Sampling, groups: int | None) -> Participation:
+def participation_of(steps: int, epochs: int, sampling: str, groups: int | None) -> Participation:
     """What `epochs` epochs of `steps` steps are."""
     if not isinstance(epochs, int):
         raise TypeError(f"epochs must be a whole number, got {epochs!r}")
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {epochs}")
-    if (groups is not None) != (sampling == "cyclic-poisson"):
+    if (groups is not None) != scheme_of(sampling).takes_groups:
         raise ValueError(f"groups goes with cyclic-poisson sampling, got groups={groups} and sampling {sampling!r}")
-    rounds = epochs * steps
-    if sampling == "b-min-sep":
-        b = max(1, steps * 2 // 3)
-        raise ValueError(
-            "sampling 'b-min-sep' needs a plan=, which says b, the rounds of rest (min_separation), and p, the probability after "
-            f"that (sampling_rate). With {steps} steps an epoch p = 1/({steps} − b + 1) for any b up to {steps}, two thirds "
-            f"of which is good: Plan.calibrated(mechanism, Participation(rounds={rounds}, min_separation={b}, "
-            f"sampling='b-min-sep', sampling_rate=1/{steps - b + 1}), clip_norm=…, epsilon=…, delta=…)"
-        )
-    if sampling == "random-allocation":
-        return Participation(rounds=rounds, max_participations=epochs, sampling=sampling)
-    if sampling == "poisson":
-        return Participation(rounds=rounds, sampling=sampling, sampling_rate=1 / steps)
-    if groups is None:
-        return Participation(rounds=rounds, min_separation=steps, sampling=sampling)
-    if not 1 <= groups <= steps:
+    if groups is not None and not 1 <= groups <= steps:
         raise ValueError(f"groups must be between 1 and the {steps} steps of an epoch, got {groups}")
-    return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups / steps)
+    return Participation.for_cohorts(sampling, epochs * steps, users=steps, cohort_size=1, min_separation=groups)

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, SequentialSampler
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.batches import RoundBatches, RoundLoader, loader_over, split_in_order
 from fedcgd.opacus.ghost import with_sample_gradients
+from fedcgd.opacus.independence import same_random_numbers, seed_all
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
-from fedcgd.opacus.probing import same_random_numbers, seed_all
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
@@ -99,7 +99,9 @@ class PrivateRun:
         """The loader of the batches that the key draws; for debugging (no noise, no secret) they are those of `data_loader`."""
         plan, key = self.plan, self.key
         in_order = (
-            plan.noiseless and not plan.participation.is_secret and type(data_loader.sampler) is SequentialSampler
+            plan.noiseless
+            and plan.participation.expected_rate is None
+            and type(data_loader.sampler) is SequentialSampler
         )
         batches = RoundBatches(
             plan.participation,

@@ -49,10 +49,6 @@ class StepListener(Protocol):
         """A round begins: whatever is left of the one before it has to go."""
         ...
 
-    def on_look(self) -> None:
-        """Somebody has gone backward through the model, to look at it."""
-        ...
-
     def on_microbatch(self) -> None:
         """Another part of the round's batch is about to be issued: the gradients of those before it are clipped and added."""
         ...

@@ -1,7 +1,7 @@
 """What the Opacus engine refuses before any work: loaders, models and optimizers whose releases no plan would cover."""
 
 import math
-from typing import Any, assert_never
+from typing import Any
 
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import nn, optim
@@ -87,49 +87,23 @@ def check_fits(participation: Participation, steps: int) -> None:
             f"the plan has {rounds} rounds, and an epoch of the data loader {steps} steps: plan for a multiple of {steps} "
             "rounds, epochs · len(data_loader), or choose batch_size and drop_last so that an epoch has the steps of the plan"
         )
-    rate = participation.sampling_rate
-    match participation.sampling:
-        case "b-min-sep":
-            assert participation.expected_rate is not None
-            if not math.isclose(participation.expected_rate * steps, 1.0, rel_tol=1e-9):
-                remedy = (
-                    f"plan with sampling_rate=1/{steps - separation + 1}"
-                    if separation <= steps
-                    else f"plan with a min_separation of at most {steps}"
-                )
-                raise ValueError(
-                    f"the plan expects {participation.expected_rate:.6g} of the examples in a batch, and a data loader with "
-                    f"{steps} steps an epoch has batches of 1/{steps} of them: {remedy}"
-                )
-        case "poisson" | "cyclic-poisson":
-            assert rate is not None
-            if not math.isclose(rate * steps, separation, rel_tol=1e-9):
-                raise ValueError(
-                    f"the plan's sampling_rate is {rate}, and a data loader with {steps} steps an epoch has batches of "
-                    f"{separation}/{steps} of the examples of a round's group: plan with sampling_rate={separation / steps}"
-                )
-            if separation > steps:
-                raise ValueError(f"the plan has {separation} groups, and the data loader only {steps} steps an epoch")
-        case "balls-in-bins":
-            if separation != steps:
-                raise ValueError(
-                    f"the plan has {separation} bins (min_separation), and the data loader {steps} steps an epoch; they must be "
-                    "equal"
-                )
-        case "random-allocation":
-            if participation.participations * steps != rounds:
-                raise ValueError(
-                    f"the plan has {participation.participations} epochs (max_participations), and {rounds} rounds with {steps} "
-                    f"steps an epoch are {rounds // steps}; they must be equal"
-                )
-        case "none":
-            if separation > steps or participation.participations < rounds // steps:
-                raise ValueError(
-                    f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this "
-                    f"data loader each example takes part {rounds // steps} times, {steps} rounds apart"
-                )
-        case unknown:
-            assert_never(unknown)
+    rate = participation.expected_rate
+    if rate is None:
+        if separation > steps or participation.participations < rounds // steps:
+            raise ValueError(
+                f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this "
+                f"data loader each example takes part {rounds // steps} times, {steps} rounds apart"
+            )
+    elif not math.isclose(rate * steps, 1.0, rel_tol=1e-9):
+        rests = participation.scheme.takes_rate and separation <= steps
+        fitting = Participation.for_cohorts(
+            participation.sampling, rounds, users=steps, cohort_size=1, min_separation=separation if rests else None,
+            warm_start=participation.warm_start,
+        )  # fmt: skip
+        raise ValueError(
+            f"the plan expects {rate:.6g} of the examples in a batch, and a data loader with {steps} steps an epoch has batches "
+            f"of 1/{steps} of them: plan with {fitting.as_python()}, say"
+        )
 
 
 def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> None:

@@ -253,7 +253,7 @@ def mechanism(
     BISR(bands=4)
     """
     asked = MechanismSpec.parse(spelling) if isinstance(spelling, str) else spelling
-    if participation.sampling == "random-allocation":
+    if participation.spacing > participation.min_separation:
         # No optimiser knows of a sampling: as if turns were an epoch apart.
         participation = Participation(rounds=participation.rounds, min_separation=participation.spacing)
     row, optimise = asked.row, asked.row.optimise

@@ -1,5 +1,6 @@
 """Who takes part when: the promise (n, k, b, sampling) that the accounting relies on, and the cohorts that keep it."""
 
-from fedcgd.participation.participation import Participation, Sampling
+from fedcgd.participation.participation import Participation
+from fedcgd.participation.samplings import SAMPLINGS, Sampling
 
-__all__ = ["Participation", "Sampling"]
+__all__ = ["SAMPLINGS", "Participation", "Sampling"]

@@ -7,15 +7,17 @@ from functools import cache, lru_cache
 from itertools import count, product, takewhile
 
 from fedcgd.accounting import accountant, calibrate
+from fedcgd.accounting.coverage import NARROW, most_bands
 from fedcgd.accounting.selection import select_lambda, share_of_excess
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.streaming import noise_mode
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.participation.samplings import Law
 from fedcgd.planning.landscape import Landscape
-from fedcgd.planning.question import Question, SecretSampling
+from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.theory import Outcome, expected_outcome
 
@@ -29,7 +31,6 @@ SAMPLED_STEPS = {2, 3, 5, 10, 20}
 """Those of them that DP-SGD is tried at with a secret sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
 """Parts of the λ/(1 − λ) of the rule for the schedule that are tried."""
-_INDEPENDENT: tuple[SecretSampling, ...] = ("poisson", "random-allocation")  # what DP-SGD is tried with, without draws
 _SAMPLED_LAMBDAS, _SAMPLED_BANDS = (0.5, 0.8), (4, 8)  # each needs draws
 _MOST_BANDS = 32
 _NETWORK_STEPS = 20  # rounds of a turn that were best on 35 networks where theory holds others for as good
@@ -144,8 +145,8 @@ def _tried(question: Question, progress: Progress) -> list[PlannedRecipe]:
         if bands > 1:
             progress(f"banded-toeplitz:{bands}, cohorts of {recipe.cohort}")
             found += _banded(question, recipe, bands, landscape)
-    known = _best_setups([one for one in found if one.recipe.sampling == "none" and one.correlated])
-    for sampling in [each for each in question.secret if each != "poisson"]:
+    known = _best_setups([one for one in found if one.correlated and not one.recipe.is_secret])
+    for sampling in question.secret:
         recipes = [replace(recipe, sampling=sampling) for recipe in known]
         if recipes and _sampled_names(question, recipes[0]):
             found.append(_sampled(question, recipes, landscape, progress))
@@ -196,7 +197,7 @@ def _best(ranked: Sequence[PlannedRecipe], *, correlated: bool) -> PlannedRecipe
     """Of those of its kind that are as good as the first: what keeps nothing secret, then λ-CGD, then the first."""
     kind = [one for one in ranked if one.correlated == correlated]
     level = [one for one in kind if _gain(kind[0], one) < LEVEL]
-    return min(level, key=lambda one: (one.recipe.sampling != "none", one.mechanism.name != "lambda-cgd"), default=None)
+    return min(level, key=lambda one: (one.recipe.is_secret, one.mechanism.name != "lambda-cgd"), default=None)
 
 
 def _gain(one: PlannedRecipe, other: PlannedRecipe) -> float:
@@ -206,7 +207,7 @@ def _gain(one: PlannedRecipe, other: PlannedRecipe) -> float:
 
 def _keeps_less(one: PlannedRecipe, other: PlannedRecipe) -> bool:
     """Whether the rounds of `other` have to be secret, and those of `one` have not."""
-    return one.recipe.sampling == "none" != other.recipe.sampling
+    return other.recipe.is_secret and not one.recipe.is_secret
 
 
 def with_more_turns(question: Question, ranked: Sequence[PlannedRecipe]) -> PlannedRecipe | None:
@@ -220,7 +221,7 @@ def with_more_turns(question: Question, ranked: Sequence[PlannedRecipe]) -> Plan
     """
     if question.turns >= _most_turns(question, question.least_steps):
         return None  # the rounds allow no more: the same recipes would be ranked again
-    now = min((one.outcome.loss for one in ranked if one.recipe.sampling == "none"), default=math.inf)
+    now = min((one.outcome.loss for one in ranked if not one.recipe.is_secret), default=math.inf)
     more = plan_recipes(replace(question, secret=(), turns=2 * question.turns))[0]
     return more if more.outcome.loss < _MUCH * now else None
 
@@ -260,7 +261,7 @@ def _simpler(ranked: Sequence[PlannedRecipe], chosen: PlannedRecipe) -> str:
 def _left(one: PlannedRecipe) -> str:
     """What it leaves, in words that stand in a sentence."""
     recipe = one.recipe
-    who = recipe.who if recipe.steps == 1 or recipe.sampling == "none" else f"secret: {recipe.sampling}"
+    who = f"secret: {recipe.sampling}" if recipe.is_secret and recipe.steps > 1 else recipe.who
     return f"{one.mechanism.name} ({who}) leaves {as_part(one.outcome.loss)} of the loss"
 
 
@@ -309,7 +310,7 @@ def _turns(question: Question, steps: int) -> list[int]:
     return [*fewer, most] if most else []
 
 
-def _recipes(question: Question, steps: int, mechanism: str, sampling: Sampling) -> Iterator[Recipe]:
+def _recipes(question: Question, steps: int, mechanism: str, sampling: str) -> Iterator[Recipe]:
     for turns, (schedule, momentum) in product(_turns(question, steps), WAYS):
         yield Recipe(
             mechanism=mechanism, sampling=sampling, users=question.users, steps=steps, turns=turns, schedule=schedule,
@@ -334,9 +335,9 @@ def _noise_multiplier(mechanism: Mechanism, participation: Participation, epsilo
 
 
 def _independent(question: Question, steps: int, landscape: Landscape) -> Iterator[PlannedRecipe]:
-    samplings: list[Sampling] = ["none"]
+    samplings = ["none"]
     if any(other <= steps < 1.2 * other for other in SAMPLED_STEPS) or steps > max(STEPS):
-        samplings += [each for each in _INDEPENDENT if each in question.secret]
+        samplings += [each for each in question.secret if SAMPLINGS[each].law in NARROW]
     for sampling in samplings:
         for recipe in _recipes(question, steps, "dp-sgd", sampling):
             yield _planned(question, recipe, landscape)
@@ -377,10 +378,12 @@ def _sampled_names(question: Question, recipe: Recipe) -> list[str]:
     Bands are tried under b-min-sep, which leaves all of their privacy to the sampling if they are at most b, and under random
     allocation, which is accounted for with no more than the rounds of a turn, and so not with λ.
     """
-    if recipe.sampling == "random-allocation":
-        most = min(recipe.steps, question.buffers + 1)
+    covered = most_bands(recipe.participation)
+    if covered is not None:
+        most = min(covered, question.buffers + 1)
         return [f"bsr:{bands}" for bands in sorted({min(bands, most) for bands in _SAMPLED_BANDS} - {1})]
-    most = min(recipe.participation.min_separation, question.buffers + 1) if recipe.sampling == "b-min-sep" else 0
+    rests = recipe.participation.scheme.law is Law.RESTING_COINS
+    most = min(recipe.participation.min_separation, question.buffers + 1) if rests else 0
     return [
         *(f"lambda-cgd:{lam}" for lam in _SAMPLED_LAMBDAS),
         *(f"bsr:{bands}" for bands in _SAMPLED_BANDS if bands <= most),

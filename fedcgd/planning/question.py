@@ -2,14 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
+from fedcgd.participation.samplings import SECRET_SAMPLINGS
 from fedcgd.planning.landscape import Landscape, LinearModel
 from fedcgd.quadratic import Spectrum
-
-SecretSampling = Literal["poisson", "balls-in-bins", "b-min-sep", "random-allocation"]
-"""A sampling that amplifies, if nobody learns who was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +34,7 @@ class Question:
     users: int
     epsilon: float
     delta: float
-    secret: tuple[SecretSampling, ...] = ()
+    secret: tuple[str, ...] = ()
     turns: int = 20
     max_cohort: int | None = None
     max_rounds: int | None = None
@@ -60,10 +57,10 @@ class Question:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
-        unknown = set(self.secret) - set(get_args(SecretSampling))
+        unknown = set(self.secret) - set(SECRET_SAMPLINGS)
         if unknown:
             raise ValueError(
-                f"secret must be of {', '.join(get_args(SecretSampling))}, got {', '.join(sorted(unknown))}; leave it empty if "
+                f"secret must be of {', '.join(SECRET_SAMPLINGS)}, got {', '.join(sorted(unknown))}; leave it empty if "
                 "the adversary may learn who takes part when"
             )
         if self.delta >= 1 / self.users:

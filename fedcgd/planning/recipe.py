@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Workload
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import SAMPLINGS, Participation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Recipe:
     """
 
     mechanism: str
-    sampling: Sampling
+    sampling: str
     users: int
     steps: int
     turns: int
@@ -56,7 +56,12 @@ class Recipe:
         """Who takes part in a round, in words: everybody, or who may know."""
         if self.steps == 1:
             return "everybody in each round"
-        return "nothing secret" if self.sampling == "none" else self.sampling
+        return self.sampling if self.is_secret else "nothing secret"
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether ε relies on who takes part when being secret."""
+        return SAMPLINGS[self.sampling].hidden is not None
 
     @property
     def workload(self) -> Workload:
@@ -66,13 +71,7 @@ class Recipe:
     @property
     def participation(self) -> Participation:
         """Who takes part when."""
-        if self.sampling == "poisson":
-            return Participation(rounds=self.rounds, sampling="poisson", sampling_rate=1 / self.steps)
-        if self.sampling == "b-min-sep":
-            return Participation.b_min_sep(self.rounds, users=self.users, cohort_size=self.cohort)
-        if self.sampling == "random-allocation":
-            return Participation(rounds=self.rounds, max_participations=self.turns, sampling=self.sampling)
-        return Participation(rounds=self.rounds, min_separation=self.steps, sampling=self.sampling)
+        return Participation.for_cohorts(self.sampling, self.rounds, users=self.steps, cohort_size=1)
 
 
 @lru_cache(maxsize=256)  # many mechanisms are tried with each, and a rate for each round is checked

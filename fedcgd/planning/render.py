@@ -23,7 +23,7 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
         "",
         "plan = Plan.calibrated(",
         f'    "{_spelling(planned)}",',
-        f"    {_participation(recipe)},",
+        f"    {recipe.participation.as_python()},",
         f"    clip_norm={clip_norm:g}, epsilon={question.epsilon:g}, delta={question.delta:g},",
         *([f"    workload={workload},"] if planned.correlated else []),
         ")",
@@ -72,18 +72,6 @@ def run_configuration(
 def _spelling(planned: PlannedRecipe) -> str:
     """How it is asked for: what is optimised is found again for the same workload."""
     return planned.recipe.mechanism if planned.recipe.mechanism != "dp-sgd" else spelling_of(planned.mechanism)
-
-
-def _participation(recipe: Recipe) -> str:
-    who = recipe.participation
-    if who.sampling == "b-min-sep":
-        return f"Participation.b_min_sep({who.rounds}, users={recipe.users}, cohort_size={recipe.cohort})"
-    if who.sampling_rate is not None:
-        return f'Participation(rounds={who.rounds}, sampling="poisson", sampling_rate=1 / {recipe.steps})'
-    if who.sampling == "random-allocation":
-        return f'Participation(rounds={who.rounds}, max_participations={recipe.turns}, sampling="random-allocation")'
-    sampling = "" if who.sampling == "none" else f', sampling="{who.sampling}"'
-    return f"Participation(rounds={who.rounds}, min_separation={who.min_separation}{sampling})"
 
 
 def _flower(recipe: Recipe, rate: float) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedcgd.cli.declare import Argument, Option
 from fedcgd.mechanisms.schedule import Schedule
-from fedcgd.participation import Sampling
+from fedcgd.participation import SAMPLINGS
 from fedcgd_experiments import plots
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.comparison import epsilons, pick
@@ -92,7 +92,9 @@ def train_command(
     mechanism: Annotated[str, Argument(help="with its number: dp-sgd, lambda-cgd:0.95, bisr:16, …")],
     epsilon: Annotated[list[float], Option(help="repeat it for several")],
     delta: float = 1e-5,
-    sampling: Annotated[Sampling, Option(help="of the batches; none: anybody may know them")] = "none",
+    sampling: Annotated[
+        str, Option(type=click.Choice(tuple(SAMPLINGS)), help="of the batches; none: anybody may know them")
+    ] = "none",
     epochs: int = 10,
     steps: Annotated[int, Option(help="rounds of an epoch")] = 20,
     learning_rate: Annotated[

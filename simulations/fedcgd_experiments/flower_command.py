@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedcgd.participation import SAMPLINGS
 from fedcgd_experiments.point import CentralPoint
 
 _OTHERS = ("steps", "epochs", "split")  # the fields of a point that are no setting of the app
@@ -25,7 +26,7 @@ def run_config(point: CentralPoint, *, users: int, data_dir: str | None = None) 
     if point.optimizer != "sgd":
         raise ValueError(f"Flower's {point.optimizer} is not PyTorch's: there is no federated run with the same models")
     cohort = users // point.steps
-    if point.sampling in ("none", "balls-in-bins") and users // cohort != point.steps:
+    if not SAMPLINGS[point.sampling].takes_rate and users // cohort != point.steps:
         raise ValueError(
             f"{users} users in cohorts of {cohort} make {users // cohort} rounds an epoch, not {point.steps} steps; "
             "sweep with a larger batch"

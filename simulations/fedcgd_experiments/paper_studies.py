@@ -6,7 +6,6 @@ Figures 5 and 6 need no training: `python -m fedcgd_experiments.paper_figures`.
 from functools import partial
 from typing import Any
 
-from fedcgd.participation import Sampling
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
 from fedcgd_experiments.study import Log, Study, Values
 
@@ -25,7 +24,7 @@ def paper_study(
     model: str,
     batch: int,
     epochs: int = 10,
-    sampling: Sampling = "none",
+    sampling: str = "none",
     mechanisms: tuple[str, ...] = (*_LAMBDAS, *_OTHERS),
     epsilons: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
     candidates: int = 20,
@@ -57,7 +56,7 @@ def _point(values: Values, **fixed: Any) -> CentralPoint:
     return CentralPoint(**made)
 
 
-def _lambdas(name: str, title: str, task: str, batch: int, *, epochs: int = 10, sampling: Sampling = "none") -> Study:
+def _lambdas(name: str, title: str, task: str, batch: int, *, epochs: int = 10, sampling: str = "none") -> Study:
     """A sweep over λ, with four rates for each: of the CNN on CIFAR-10, of BERT-tiny on IMDB."""
     return paper_study(
         name, title, task=task, model="cnn" if task == "cifar10" else "bert-tiny", batch=batch, epochs=epochs,

@@ -12,6 +12,7 @@ from fedcgd.accounting import Guarantee
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.mechanisms.workload import Workload
 from fedcgd.participation import Participation
+from fedcgd.participation.participation import scheme_of
 from fedcgd.plan import Plan
 from fedcgd_experiments.results import Row
 from fedcgd_simulations.partitions import Indices, partition
@@ -33,7 +34,7 @@ class PeoplePoint:
     users: str
     cohort: int
     participations: int
-    sampling: Literal["none", "balls-in-bins", "poisson", "b-min-sep"] = "none"
+    sampling: str = "none"
     mechanism: str
     epsilon: float
     delta: float = 1e-5
@@ -51,8 +52,7 @@ class PeoplePoint:
     def __post_init__(self) -> None:
         if self.split not in ("validation", "test"):
             raise ValueError(f"split must be validation or test, got {self.split!r}")
-        if self.sampling not in ("none", "balls-in-bins", "poisson", "b-min-sep"):
-            raise ValueError(f"sampling must be none, balls-in-bins, poisson or b-min-sep, got {self.sampling!r}")
+        scheme_of(self.sampling)  # refuses an unknown one
         check_descent("sgd", self.momentum, self.schedule)
 
     @property

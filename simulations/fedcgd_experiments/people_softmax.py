@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms.schedule import SCHEDULES
 from fedcgd.noise import NoiseStream
-from fedcgd.participation.cohorts import History, cohort
+from fedcgd.participation.cohorts import cohort
+from fedcgd.participation.history import History
 from fedcgd.plan import Plan
 from fedcgd_experiments.central_softmax import correlated
 from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared

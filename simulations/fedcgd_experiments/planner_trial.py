@@ -31,12 +31,12 @@ from fedcgd.cli.declare import Argument
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import Participation
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.planner import PlannedRecipe
 from fedcgd.planning.proxy import ArrayProxy
-from fedcgd.planning.question import Question, SecretSampling
+from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rehearsal import RehearsedRecipe, rehearse
 from fedcgd.planning.theory import unit_progress
@@ -280,7 +280,7 @@ WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("constant", 0.9)
 
 def candidates(users: int, turns: int) -> list[Recipe]:
     """What is tuned: three ways to descend, of each mechanism and sampling, in batches of several sizes."""
-    kinds: list[tuple[str, Sampling, int]] = [
+    kinds: list[tuple[str, str, int]] = [
         ("dp-sgd", "none", 1),
         *(("dp-sgd", "poisson", steps) for steps in (3, 7, 20)),
     ]
@@ -344,7 +344,7 @@ BASELINES: dict[str, Callable[[Recipe], bool]] = {
     "anything, nothing secret": lambda recipe: recipe.sampling == "none",
     "anything": lambda recipe: True,
 }
-SECRETS: dict[str, tuple[SecretSampling, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
+SECRETS: dict[str, tuple[str, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
 Plan = Callable[[Question], Sequence[PlannedRecipe]]
 """Plans, best first."""
 
@@ -502,7 +502,7 @@ def curve_command(out: Out, cohort: int = 60, turns: int = 10) -> None:
     """
     data, rows = load("digits"), []
     users = len(data.x[0])
-    baselines: dict[str, tuple[Sampling, int]] = {
+    baselines: dict[str, tuple[str, int]] = {
         "dp-sgd, nothing secret": ("none", users // cohort),
         "dp-sgd, poisson": ("poisson", users // cohort),
         "dp-sgd, full batch": ("none", 1),

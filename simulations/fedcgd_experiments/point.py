@@ -8,7 +8,7 @@ from torch import nn, optim
 
 from fedcgd.mechanisms.schedule import SCHEDULES, Schedule
 from fedcgd.optimisation.catalogue import MechanismSpec
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import SAMPLINGS, Participation
 from fedcgd.support.numbers import as_positive
 from fedcgd_simulations.server_optimizer import check_descent
 
@@ -22,7 +22,7 @@ class Setup:
     """
 
     mechanism: str
-    sampling: Sampling = "none"
+    sampling: str = "none"
     epsilon: float
     delta: float
     steps: int
@@ -38,16 +38,12 @@ class Setup:
         Under b-min-sep an example is expected once an epoch, with the default b.
         """
         rounds = self.steps * self.epochs
-        if self.sampling == "poisson":
-            return Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / self.steps)
-        if self.sampling == "cyclic-poisson":
-            groups = MechanismSpec.parse(self.mechanism).bands or 1
-            return Participation(
-                rounds=rounds, min_separation=groups, sampling="cyclic-poisson", sampling_rate=groups / self.steps
-            )
-        if self.sampling == "b-min-sep":
-            return Participation.b_min_sep(rounds, users=self.steps, cohort_size=1)
-        return Participation(rounds=rounds, min_separation=self.steps, sampling=self.sampling)
+        groups = MechanismSpec.parse(self.mechanism).bands if self._has_groups else None
+        return Participation.for_cohorts(self.sampling, rounds, users=self.steps, cohort_size=1, min_separation=groups)
+
+    @property
+    def _has_groups(self) -> bool:
+        return SAMPLINGS[self.sampling].takes_groups
 
     @property
     def in_file(self) -> bool:
@@ -125,7 +121,7 @@ class CentralPoint(Setup, Descent):
         """Equal for points whose model, batches and Z are the same, whatever their mechanisms, budgets and ways to learn."""
         return replace(
             self,
-            mechanism="dp-sgd" if self.sampling != "cyclic-poisson" else self.mechanism,
+            mechanism=self.mechanism if self._has_groups else "dp-sgd",
             epsilon=1.0,
             clip_norm=1.0,
             learning_rate=1.0,

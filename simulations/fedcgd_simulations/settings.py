@@ -10,7 +10,7 @@ from fedcgd.mechanisms.schedule import Schedule, check_schedule, scheduled_workl
 from fedcgd.mechanisms.workload import Workload
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation.catalogue import MechanismSpec
-from fedcgd.participation import Participation, Sampling
+from fedcgd.participation import SAMPLINGS, Participation
 from fedcgd_simulations.local_training import LocalTraining
 from fedcgd_simulations.server_optimizer import ServerOptimizer, check_descent
 
@@ -28,7 +28,7 @@ class Settings:
     local_learning_rate: float
     proximal: float
     mechanism: str
-    sampling: Sampling
+    sampling: str
     epsilon: float
     delta: float
     clip_norm: float
@@ -86,27 +86,11 @@ class Settings:
         """
         if not 1 <= self.cohort <= users:
             raise ValueError(f"cohort must be between 1 and the {users} users of the task, got {self.cohort}")
-        if self.sampling == "poisson":
-            rounds = self.rounds or math.ceil(self.participations * users / self.cohort)
-            return Participation(rounds=rounds, sampling="poisson", sampling_rate=self.cohort / users)
-        separation = users // self.cohort
-        rounds = self.rounds or self.participations * separation
-        if self.sampling == "cyclic-poisson":
-            groups = MechanismSpec.parse(self.mechanism).bands or 1
-            return Participation(
-                rounds=rounds, min_separation=groups, sampling="cyclic-poisson",
-                sampling_rate=min(1.0, groups * self.cohort / users),
-            )  # fmt: skip
-        if self.sampling == "b-min-sep":
-            return Participation.b_min_sep(rounds, users=users, cohort_size=self.cohort)
-        if self.sampling == "random-allocation":
-            return Participation(rounds=rounds, max_participations=rounds // separation, sampling=self.sampling)
-        separation = min(separation, rounds)
-        return Participation(
-            rounds=rounds,
-            min_separation=separation,
-            max_participations=None if self.rounds else self.participations,
-            sampling=self.sampling,
+        epoch = users / self.cohort if SAMPLINGS[self.sampling].takes_rate else users // self.cohort
+        rounds = self.rounds or math.ceil(self.participations * epoch)
+        groups = MechanismSpec.parse(self.mechanism).bands if SAMPLINGS[self.sampling].takes_groups else None
+        return Participation.for_cohorts(
+            self.sampling, rounds, users=users, cohort_size=self.cohort, min_separation=groups
         )
 
     def workload(self, rounds: int) -> Workload:

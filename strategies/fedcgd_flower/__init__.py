@@ -9,19 +9,18 @@ from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fedcgd_flower.adaptive_clipping import AdaptiveClipping
-    from fedcgd_flower.client_mod import ClippedUpdateMod, clipped_update_mod
-    from fedcgd_flower.gradient_step import one_gradient_step
+    from fedcgd_flower.evaluation import PrivateEvaluation
     from fedcgd_flower.inner import scheduled
+    from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
     from fedcgd_flower.pool import (
         LocalEvaluation,
         LocalTask,
         host_users,
         sequential_training,
     )
-    from fedcgd_flower.private_evaluation import PrivateEvaluation
     from fedcgd_flower.run_loop import IncompleteRunError, ReleaseEvent, RunResult
     from fedcgd_flower.strategy import CorrelatedNoise
-    from fedcgd_flower.torch_models import arrays_of, load_arrays
+    from fedcgd_flower.torch_models import arrays_of, load_arrays, one_gradient_step
 
 __all__ = [
     "AdaptiveClipping",
@@ -47,16 +46,16 @@ __getattr__ = lazy_exports(
     dict.fromkeys(__all__, "pool")  # but for those that follow
     | {
         "AdaptiveClipping": "adaptive_clipping",
-        "ClippedUpdateMod": "client_mod",
+        "ClippedUpdateMod": "mod",
         "CorrelatedNoise": "strategy",
         "IncompleteRunError": "run_loop",
-        "PrivateEvaluation": "private_evaluation",
+        "PrivateEvaluation": "evaluation",
         "ReleaseEvent": "run_loop",
         "RunResult": "run_loop",
         "arrays_of": "torch_models",
-        "clipped_update_mod": "client_mod",
+        "clipped_update_mod": "mod",
         "load_arrays": "torch_models",
-        "one_gradient_step": "gradient_step",
+        "one_gradient_step": "torch_models",
         "scheduled": "inner",
     },
 )

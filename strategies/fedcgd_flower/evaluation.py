@@ -1,210 +1,132 @@
-"""Accuracy and loss on the users' own data, as noised sums with a budget of their own.
+"""What a private evaluation is: how often users evaluate the released model, which metrics, and at what cost."""
 
-Each user of an evaluation's cohort measures the released model on its data and adds a vector of norm at most 1
-(`evaluation_messages`). The sum gets the noise of the evaluation's plan, on the integer grid, and is read as the mean over the
-planned cohort. Who did not answer counts as the middle of a metric's range.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
-from logging import INFO
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+import numpy as np
 
-from fedcgd.accounting import JointGuarantee
-from fedcgd.ledger import Ledger
-from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
-from fedcgd.ledger.openings import KEEPERS as WHO_KEEPS
-from fedcgd.ledger.transactions import MEMORY
-from fedcgd.noise.quantisation import Integers, Lattice
-from fedcgd.participation.cohorts import cohort
-from fedcgd.release import RecordedReleases, lattice_of
-from fedcgd.support.numbers import plural
-from fedcgd_flower.cohort_selection import spread
-from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
-from fedcgd_flower.flower_private import log, log_info, log_warning
-from fedcgd_flower.inner import record_keys_of
-from fedcgd_flower.keeper_messages import Masking
-from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, keepers_description, sum_of_masked_replies
-from fedcgd_flower.layout import Flat, Layout
-from fedcgd_flower.messages import KEEPERS, TrainTask, by_node
-from fedcgd_flower.private_evaluation import PrivateEvaluation
-from fedcgd_flower.replies import sum_of_replies
-from fedcgd_flower.run_settings import RunSettings
-from fedcgd_flower.send_and_receive import send_and_receive
-from fedcgd_flower.training_rounds import TrainingRounds
-from fedcgd_flower.user_directory import UserDirectory, balance_users
-
-_Answers = Sequence[tuple[Message | None, TrainTask]]
+from fedcgd.keepers import Keepers, Sums, sums_of
+from fedcgd.ledger import JointBudget
+from fedcgd.plan import Plan
+from fedcgd.support.numbers import as_positive
+from fedcgd_flower.messages import scale_of
 
 
-class Evaluator:
-    """The evaluations of a run: asks, sums, adds noise, and keeps the record. One process at a time, as the ledger's."""
+@dataclass(frozen=True, kw_only=True)
+class PrivateEvaluation:
+    """Every `every` releases, and after the last one, a cohort of users evaluates the released model on its own data.
 
-    def __init__(self, evaluation: PrivateEvaluation, settings: RunSettings, rounds: TrainingRounds) -> None:
-        self.evaluation = evaluation
-        self.cohort_size = evaluation.cohort_size or settings.cohort.size
-        self._settings = settings
-        self._record_keys = record_keys_of(settings.inner)
-        configuration = {EVALUATION_OF: rounds.ledger.stream_id, **evaluation.to_description(self.cohort_size)}
-        if settings.keepers is not None:
-            configuration[WHO_KEEPS] = keepers_description(settings.keepers)
-        path = None if settings.ledger is None else evaluation_ledger(settings.ledger)
-        if path is not None and rounds.releases and not path.exists():
+    The budget comes on top of that of the training: the log and the result say ε of both together. The record is a ledger of its
+    own beside that of the training (run.db.evaluation).
+
+    Args:
+        plan: how many evaluations there may be, how often and how far apart one user takes part in them, and their noise. Its
+            clip norm is 1: what a user adds has that norm.
+        bounds: the metrics that the nodes' evaluate functions reply, and the largest value of each; what is larger, or below 0,
+            is cut. The noise is in proportion to the bound.
+        every: so many releases lie between two evaluations.
+        cohort_size: users of an evaluation, and divisor of the mean; by default that of the training.
+
+    Raises:
+        ValueError: for values out of range, and a plan without noise.
+        TypeError: for what is no plan.
+
+    >>> from fedcgd import DPSGD, Participation
+    >>> plan = Plan.calibrated(DPSGD(), Participation(rounds=5), clip_norm=1.0, epsilon=1, delta=1e-5)
+    >>> evaluation = PrivateEvaluation(plan=plan, bounds={"eval_acc": 1.0, "eval_loss": 4.0}, every=10)
+    >>> {name: round(stddev, 3) for name, stddev in evaluation.noise(cohort_size=1000).items()}
+    {'eval_acc': 0.006, 'eval_loss': 0.024}
+    """
+
+    plan: Plan
+    bounds: Mapping[str, float]
+    every: int = 1
+    cohort_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.plan, Plan):
+            raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {self.plan!r}")
+        if self.plan.noiseless:
             raise ValueError(
-                f"{path}, the record of the evaluations of the run in {settings.ledger}, is not there, and without it they would "
-                "be repeated beyond their budget: put it back, or begin another run"
+                "the plan of a private evaluation needs noise (noise_multiplier above 0); forward_client_metrics=True of the "
+                "strategy tells metrics as they are"
             )
-        self._ledger = Ledger.open(
-            path or MEMORY, plan=evaluation.plan, configuration=configuration, key=settings.key, purpose="evaluation"
+        if self.plan.clip_norm != 1:
+            raise ValueError(f"the plan of an evaluation has clip_norm 1, what a user adds; got {self.plan.clip_norm}")
+        if not self.bounds:
+            raise ValueError('bounds must name a metric, for example {"eval_acc": 1.0}')
+        for name, bound in self.bounds.items():
+            as_positive(f"the bound of {name!r}", bound)
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, got {self.every}")
+        if self.cohort_size is not None and self.cohort_size < 1:
+            raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}")
+
+    def to_description(self, cohort_size: int) -> dict[str, Any]:
+        """All settings, as JSON-able values.
+
+        Args:
+            cohort_size: that of the training.
+        """
+        return {
+            "plan": self.plan.to_description(),
+            "bounds": dict(self.bounds),
+            "every": self.every,
+            "cohort_size": self.cohort_size or cohort_size,
+        }
+
+    def is_due(self, release: int, rounds: int) -> bool:
+        """Whether a release is evaluated.
+
+        Args:
+            release: its number, from 1.
+            rounds: those of the training.
+        """
+        return release > 0 and (release % self.every == 0 or release == rounds)
+
+    def sums(self, keepers: Keepers, cohort_size: int) -> Sums:
+        """How keepers sum what users measure.
+
+        Args:
+            keepers: of the run.
+            cohort_size: that of the training.
+        """
+        users = self.cohort_size or cohort_size
+        return sums_of(self.plan, size=len(self.bounds), keepers=keepers, users=users)
+
+    def noise(self, cohort_size: int, keepers: Keepers | None = None) -> dict[str, float]:
+        """The largest standard deviation of the noise on each metric, in its own units.
+
+        Args:
+            cohort_size: the users of an evaluation.
+            keepers: who makes the noise, if it is not the server.
+        """
+        rounds = self.plan.participation.rounds
+        inverse = self.plan.mechanism.inverse_row(rounds - 1, rounds)
+        stddev = self.plan.noise_multiplier * float(np.linalg.norm(inverse))
+        stddev *= (1.0 if keepers is None else keepers.shares.louder) / scale_of(len(self.bounds)) / cohort_size
+        return {name: bound * stddev for name, bound in self.bounds.items()}
+
+
+def check_evaluation(
+    evaluation: PrivateEvaluation, plan: Plan, budget: JointBudget | None, forward_client_metrics: bool
+) -> None:
+    """Raise TypeError or ValueError unless a training of `plan` can be evaluated so."""
+    if not isinstance(evaluation, PrivateEvaluation):
+        raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
+    if forward_client_metrics:
+        raise ValueError("evaluation= is private and forward_client_metrics=True is not: choose one")
+    if budget is not None:
+        raise ValueError(
+            "a joint budget does not count the evaluations of the run that it is for: leave out evaluation= or budget="
         )
-        self._record = RecordedReleases(self._ledger, evaluation.plan, settings.key)
-        openings = rounds.openings
-        self._openings = None if openings is None else openings.of_evaluations(self._ledger, self.cohort_size)
-        self._lattice = lattice_of(evaluation.plan, len(evaluation.bounds))
-
-    def close(self) -> None:
-        """Close the ledger."""
-        self._ledger.close()
-
-    @cached_property
-    def together(self) -> JointGuarantee:
-        """ε of the planned training and the planned evaluations, for a user who is in both."""
-        return with_evaluations(self._settings.plan, self.evaluation.plan)
-
-    def summary(self) -> str:
-        """What is promised: of the evaluations, and of training and evaluations together."""
-        return (
-            f"evaluations: {self.evaluation.plan.guarantee()}; training and evaluations together: {self.together}; "
-            f"samplings: {self._settings.plan.participation.sampling}, {self.evaluation.plan.participation.sampling}"
+    if plan.noiseless:
+        raise ValueError("a private evaluation goes with a training that has noise: leave evaluation= out while σ = 0")
+    rounds, planned = plan.participation.rounds, evaluation.plan.participation.rounds
+    due = sum(evaluation.is_due(release, rounds) for release in range(1, rounds + 1))
+    if planned < due:
+        raise ValueError(
+            f"{rounds} rounds, evaluated every {evaluation.every} and at the end, are {due} evaluations, and their plan has "
+            f"{planned}: plan Participation(rounds={due}, …), or take a larger `every`"
         )
-
-    def log_guarantee(self) -> None:
-        """Log what is promised, and how large the noise on each metric is."""
-        log(INFO, f"\t├──> fedcgd: {self.summary()}")
-        noise = self.evaluation.noise(self.cohort_size, self._settings.keepers)
-        told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
-        log(INFO, f"\t│\t└── {plural(self.cohort_size, 'user', 'users')} an evaluation; noise: {told}")
-
-    def released(self) -> dict[int, MetricRecord]:
-        """Release of the training → what was measured of it."""
-        kept = self._ledger.metrics("train").values()
-        return {int(metrics["release"]): _public_metrics(metrics) for metrics in kept}
-
-    def evaluate(
-        self,
-        release: int,
-        model: Flat,
-        layout: Layout,
-        config: ConfigRecord,
-        grid: Grid,
-        directory: UserDirectory,
-        timeout: float,
-    ) -> MetricRecord | None:
-        """What users measured of the model that is release number `release`, with noise; None if it could not be measured."""
-        plan, round = self.evaluation.plan, self._record.count
-        if round >= plan.participation.rounds:  # keepers can spend one that then is missing at the end
-            log_warning(f"no evaluation: all {round} that are planned are released or spent")
-            return None
-        if self._openings is not None and (why := self._openings.suspects.gives_up):
-            log_warning(f"no evaluation: {why}")
-            return None
-        choices = self._settings.key.choices_of(self._ledger.stream_id)
-        there = directory.refresh(grid)
-        history = self._ledger.history(list(there))
-        suspects = None if self._openings is None else self._openings.suspects
-        for nodes in directory.allowed(there, suspects):
-            users = cohort(plan.participation, round, nodes.keys(), history, cohort_size=self.cohort_size, key=choices)
-            if users is not None:
-                least = 1 if suspects is None else suspects.least
-                users = spread(plan.participation, round, users, nodes, history, least=least, key=choices)
-                break
-        if users is None:
-            self._skip("too few users that may take part in an evaluation were reachable")
-            return None
-        masking = None if self._openings is None else self._openings.masking(grid, layout.size)
-        if isinstance(masking, str):
-            self._skip(masking)
-            return None
-        attempt = self._record.plan_round(users)
-        try:
-            lattice = self._lattice if masking is None else Lattice(masking.agreement.step)
-            task = TrainTask(
-                round=round,
-                attempt=attempt,
-                clip_norm=1.0,
-                grid=lattice,
-                users=tuple(users),
-                layout=layout,
-                record_keys=self._record_keys,
-            )
-            told = {} if masking is None else {KEEPERS: masking.record()}
-            requests, tasks = [], []
-            for node_id, hosted in by_node(balance_users(users, nodes)):
-                asked = replace(task, users=hosted)
-                requests.append(evaluate_message(node_id, model, config, asked, self.evaluation.bounds, told))
-                tasks.append(answers_task(asked, len(self.evaluation.bounds)))
-            replies = send_and_receive(grid, requests, timeout)
-            to = [request.metadata.dst_node_id for request in requests]
-            total = self._noised_sum(list(zip(replies, tasks, strict=True)), to, attempt, grid, masking)
-            if total is None:
-                self._skip("no user answered")
-                return None
-            joint = {"release": release, "epsilon-with-training": self.together.epsilon}
-            measured = joint | self._read(total, lattice)
-            self._record.record(attempt, b"", metrics=measured)
-        except OpeningFailedError as error:
-            reason = f"{'it is spent' if self._record.is_opening else 'not opened'}: {error}"
-            log_warning(f"no evaluation: {reason}")
-            self._record.abandon(reason)
-            return None
-        except BaseException:
-            self._record.abandon("it could not be released")
-            raise
-        return _public_metrics(measured)
-
-    def _skip(self, reason: str) -> None:
-        log_warning(f"no evaluation: {reason}")
-        self._record.skip(reason)
-
-    def _noised_sum(
-        self, answers: _Answers, nodes: Sequence[int], attempt: int, grid: Grid, masking: Masking | None
-    ) -> Integers | None:
-        """Σ answers and noise, in steps; None if there is no answer, and whether there is one is no secret."""
-        total: Integers | MaskedSum
-        if masking is None:
-            total, found = sum_of_replies(answers, len(self.evaluation.bounds))
-        else:
-            masked, found = sum_of_masked_replies(answers, masking)
-            total = masked.at(nodes, found)
-        answered = sum(result for result in found if isinstance(result, int))
-        asked = sum(len(task.users) for _, task in answers)
-        where = f"{plural(asked, 'user', 'users')} asked at {plural(len(answers), 'node', 'nodes')}"
-        log_info(f"evaluation: {where}, {answered} answered")
-        if causes := {result for result in found if not isinstance(result, int)}:
-            log_warning(f"evaluation: {', '.join(sorted(causes))}: {_HINT}")
-        if isinstance(total, MaskedSum):
-            assert self._openings is not None  # who masks has keepers
-            assert masking is not None
-            return self._openings.opened(grid, masking, self._record, attempt, total) if total.members else None
-        if not answered and not self.evaluation.plan.participation.is_secret:
-            return None
-        self._record.add_noise(total, attempt, self._lattice)
-        return total
-
-    def _read(self, total: Integers, lattice: Lattice) -> dict[str, float]:
-        values = lattice.from_steps(total) / scale_of(len(total)) / self.cohort_size + 0.5
-        return {name: bound * float(v) for (name, bound), v in zip(self.evaluation.bounds.items(), values, strict=True)}
-
-
-_HINT = (
-    "nodes need an evaluate function that replies the metrics that bounds name, behind clipped_update_mod "
-    "(ClientApp(mods=[clipped_update_mod]), not on the train function alone), or host_users(…, evaluate=…)"
-)
-
-
-def _public_metrics(kept: Mapping[str, Any]) -> MetricRecord:
-    return MetricRecord({name: value for name, value in kept.items() if name != "release"})

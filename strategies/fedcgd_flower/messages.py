@@ -7,18 +7,17 @@ carries the sum of those users' clipped updates; what the server takes of it is 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
-from fedcgd.noise.quantisation import Lattice
+from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.user_ids import NoUserIdsError, check_not_one_text, user_ids
 from fedcgd.support.numbers import as_positive
-from fedcgd_flower.arrays import Outgoing, array_of, view
 from fedcgd_flower.flower_private import log_error, log_failure
-from fedcgd_flower.layout import Flat, Layout, PassthroughArray
+from fedcgd_flower.layout import Flat, Layout, Outgoing, PassthroughArray, array_of, view
 from fedcgd_flower.update import Steps
 
 MODEL = "model"
@@ -351,3 +350,57 @@ def check_masked(message: Message, keepers: object | None) -> None:
         raise ValueError(
             "this node was given keepers, and the server asks for what it could read alone: CorrelatedNoise(…, keepers=…)"
         )
+
+
+_NAMES, _BOUNDS = "metrics", "bounds"
+
+
+def scale_of(metrics: int) -> float:
+    """So that values in [−1/2, 1/2], one for each metric, make a vector of norm at most 1."""
+    return 2 / math.sqrt(metrics)
+
+
+def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: Lattice) -> Integers:
+    """What a user adds to the sum, in steps, shape (number of metrics,). Guarantee: its norm is at most 1.
+
+    Raises ValueError if a metric is missing or no number.
+    """
+    values = np.empty(len(bounds))
+    for i, (name, bound) in enumerate(bounds.items()):
+        value = float(metrics[name]) if name in metrics else math.nan
+        if math.isnan(value):
+            raise ValueError(f"the evaluate function must reply {list(bounds)}, each a number; {name!r} is none")
+        values[i] = min(max(value, 0.0), bound) / bound - 0.5
+    return grid.to_steps(
+        values * scale_of(len(bounds)) * (1 - 2.0**-40)
+    )  # the factor: rounding must not lift the norm above 1
+
+
+def evaluate_message(
+    node_id: int,
+    model: Flat,
+    config: ConfigRecord,
+    task: TrainTask,
+    bounds: Mapping[str, float],
+    keepers: Mapping[str, ConfigRecord] | None = None,
+) -> Message:
+    """The request for one node: the model, and the metrics that are wanted, of the task's users."""
+    message = train_message(node_id, model, config, task, MessageType.EVALUATE, keepers=keepers)
+    message.content.config_records[TASK].update({_NAMES: list(bounds), _BOUNDS: [float(b) for b in bounds.values()]})
+    return message
+
+
+def answers_task(task: TrainTask, metrics: int) -> TrainTask:
+    """`task` for what comes back: so many metrics, where the model went out."""
+    return replace(task, layout=Layout(("metrics",), ((metrics,),), ("float32",)))
+
+
+def bounds_of(message: Message) -> dict[str, float]:
+    """The metrics that an `evaluate_message` asks for."""
+    description = message.content.config_records[TASK]
+    return dict(zip(cast(list[str], description[_NAMES]), cast(list[float], description[_BOUNDS]), strict=True))
+
+
+def is_private_evaluation(message: Message) -> bool:
+    """Whether `message` was made by `evaluate_message`."""
+    return TASK in message.content.config_records and _NAMES in message.content.config_records[TASK]

@@ -14,7 +14,7 @@ from fedcgd.clipping import ROUNDING, clip
 from fedcgd.native.vector_kernels import CHUNK, LANES, Lanes, aligned, kernels_for, sum_of_lanes
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages
-from fedcgd_flower.arrays import view
+from fedcgd_flower.layout import view
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.update import Steps
 

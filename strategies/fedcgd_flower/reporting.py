@@ -20,7 +20,7 @@ from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation
 from fedcgd_flower.layout import LEAST_VARIANCE
 from fedcgd_flower.replies import RejectionReason
-from fedcgd_flower.run_settings import RunSettings
+from fedcgd_flower.settings import RunSettings
 
 
 def log_guarantee(settings: RunSettings, released: int) -> None:

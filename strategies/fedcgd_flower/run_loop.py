@@ -13,15 +13,15 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcgd.ledger import client_metrics
 from fedcgd.support.numbers import plural
-from fedcgd_flower.evaluation import Evaluator
+from fedcgd_flower.evaluator import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
+from fedcgd_flower.grid import receive, send_and_receive
 from fedcgd_flower.inner_state import EditedConfig
 from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
 from fedcgd_flower.replies import HINTS, RejectionReason
 from fedcgd_flower.reporting import RoundReport, config_text, drowned, epsilon_text, metrics_text
-from fedcgd_flower.run_settings import RunSettings
-from fedcgd_flower.send_and_receive import receive, send_and_receive
-from fedcgd_flower.training_rounds import TrainingRounds
+from fedcgd_flower.round import TrainingRounds
+from fedcgd_flower.settings import RunSettings
 
 OnRelease = Callable[["ReleaseEvent"], object]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]

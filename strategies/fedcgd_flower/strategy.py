@@ -19,19 +19,19 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
-from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
-from fedcgd_flower.evaluation import Evaluator
+from fedcgd_flower.cohort import CohortSelector, cohort_settings
+from fedcgd_flower.evaluation import PrivateEvaluation, check_evaluation
+from fedcgd_flower.evaluator import Evaluator
 from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.inner import check_inner, check_scheduled_rounds
-from fedcgd_flower.keeper_openings import check_keepers, log_keepers
+from fedcgd_flower.keepers.openings import check_keepers, log_keepers
 from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.private_evaluation import PrivateEvaluation, check_evaluation
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
+from fedcgd_flower.round import TrainingRounds
 from fedcgd_flower.run_loop import EvaluateFn, OnRelease, RunLoop, RunResult
-from fedcgd_flower.run_settings import RunSettings
-from fedcgd_flower.training_rounds import TrainingRounds
-from fedcgd_flower.user_directory import Identity, UserDirectory
+from fedcgd_flower.settings import RunSettings
+from fedcgd_flower.users import Identity, UserDirectory
 
 T = TypeVar("T")
 

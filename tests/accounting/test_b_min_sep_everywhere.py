@@ -126,17 +126,17 @@ def test_a_loader_that_does_not_fit_is_refused() -> None:
 
 
 def test_rates_for_a_population_and_a_cohort() -> None:
-    participation = Participation.b_min_sep(60, users=1000, cohort_size=50)
+    participation = Participation.for_cohorts("b-min-sep", 60, users=1000, cohort_size=50)
     assert (participation.min_separation, participation.sampling_rate) == (13, 1 / 8)
     assert participation.expected_rate == 50 / 1000
     with pytest.raises(ValueError, match=r"min_separation must be at most users/cohort_size = 20, got 21"):
-        Participation.b_min_sep(60, users=1000, cohort_size=50, min_separation=21)
+        Participation.for_cohorts("b-min-sep", 60, users=1000, cohort_size=50, min_separation=21)
 
 
 @pytest.mark.slow
 def test_less_privacy_asks_for_a_larger_lambda() -> None:
     """ε = 8 against ε = 1, n = 60, 5 of 60 rounds: amplification prefers little correlation at a small ε."""
-    participation = Participation.b_min_sep(60, users=120, cohort_size=10)
+    participation = Participation.for_cohorts("b-min-sep", 60, users=120, cohort_size=10)
     found = [select_lambda(participation, objective="amplified-rmse", epsilon=e, delta=1e-3).lam for e in (8.0, 1.0)]
     assert found[0] > found[1] + 0.1
     assert LambdaCGD(found[0]) != LambdaCGD(found[1])

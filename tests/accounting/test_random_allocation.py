@@ -17,7 +17,8 @@ from fedcgd.accounting.log_normal_means import log_normal_mean
 from fedcgd.accounting.losses import Composition
 from fedcgd.accounting.sampled import OneOf, Sampled
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.participation.cohorts import History, cohort, rounds_of
+from fedcgd.participation.cohorts import cohort, rounds_of
+from fedcgd.participation.history import History
 
 
 def epochs(number: int, rounds: int) -> Participation:

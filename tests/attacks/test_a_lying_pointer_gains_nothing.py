@@ -17,8 +17,8 @@ from fedcgd.keepers import Keeper
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
 from fedcgd_flower import IncompleteRunError
-from fedcgd_flower.keeper_messages import Masking
-from fedcgd_flower.keeper_openings import Openings
+from fedcgd_flower.keepers.messages import Masking
+from fedcgd_flower.keepers.openings import Openings
 from fedcgd_flower.messages import question_of
 
 ROUNDS, SIZE = 12, 20_000

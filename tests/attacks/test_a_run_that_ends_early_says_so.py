@@ -13,7 +13,7 @@ from shared import record
 
 from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError
-from fedcgd_flower.user_directory import UserDirectory
+from fedcgd_flower.users import UserDirectory
 
 
 def test_a_run_that_releases_nothing_raises() -> None:
@@ -89,7 +89,7 @@ def test_nodes_without_users_are_named_as_the_reason() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("fedcgd_flower.cohort_selection.time", clock)
+    monkeypatch.setattr("fedcgd_flower.cohort.time", clock)
     return clock
 
 
@@ -131,7 +131,7 @@ def test_nodes_that_fail_once_while_they_start_are_asked_again_before_the_run_en
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were asked again after a minute, and the run had ended after half of one."""
-    monkeypatch.setattr("fedcgd_flower.user_directory.time", clock)
+    monkeypatch.setattr("fedcgd_flower.users.time", clock)
     grid = two_nodes()
     for fake in grid.nodes.values():
         fake.tamper = lambda request, reply: (
@@ -160,7 +160,7 @@ def test_in_a_simulation_a_node_that_failed_ends_the_run_before_its_first_round(
     class InMemoryGrid(FakeGrid):
         """What Flower calls the grid of a simulation."""
 
-    monkeypatch.setattr("fedcgd_flower.user_directory.time", clock)
+    monkeypatch.setattr("fedcgd_flower.users.time", clock)
     grid = InMemoryGrid(two_nodes(24).nodes)
     failed: list[int] = []
 

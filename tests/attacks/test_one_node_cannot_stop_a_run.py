@@ -14,7 +14,9 @@ from sql import rows
 
 from fedcgd.ledger import verify
 from fedcgd.participation import Participation
-from fedcgd_flower import run_loop, training_rounds, user_directory
+from fedcgd_flower import round as training_rounds
+from fedcgd_flower import run_loop
+from fedcgd_flower import users as user_directory
 
 
 class MalformedGrid(FakeGrid):

@@ -8,7 +8,8 @@ import pytest
 
 from fedcgd import NoiseKey, Participation
 from fedcgd.central.batches import Batches
-from fedcgd.participation.cohorts import History, cohort
+from fedcgd.participation.cohorts import cohort
+from fedcgd.participation.history import History
 
 EXAMPLES, ROUNDS = 600, 24
 SAMPLINGS = {
@@ -19,7 +20,7 @@ SAMPLINGS = {
     "poisson": Participation(rounds=ROUNDS, sampling="poisson", sampling_rate=1 / 6),
     "everybody by Poisson": Participation(rounds=ROUNDS, sampling="poisson", sampling_rate=1.0),
     "cyclic-poisson": Participation(rounds=ROUNDS, min_separation=3, sampling="cyclic-poisson", sampling_rate=0.5),
-    "b-min-sep": Participation.b_min_sep(ROUNDS, users=EXAMPLES, cohort_size=100, min_separation=4),
+    "b-min-sep": Participation.for_cohorts("b-min-sep", ROUNDS, users=EXAMPLES, cohort_size=100, min_separation=4),
     "random-allocation": Participation(rounds=ROUNDS, max_participations=4, sampling="random-allocation"),
 }
 SIZES = {"none, fewer times": 75.0, "full batches": 600.0, "everybody by Poisson": 600.0}
@@ -39,9 +40,9 @@ def test_the_promise_is_kept(name):
     for taken in turns.values():
         assert all(later - sooner >= participation.min_separation for sooner, later in pairwise(taken))
         assert len(taken) <= participation.participations
-        if participation.sampling == "random-allocation":
+        if participation.sampling in ("random-allocation", "shuffle"):
             assert [t // 6 for t in taken] == [0, 1, 2, 3]
-        if participation.has_bins:
+        if participation.scheme.has_bins:
             assert len({t % participation.min_separation for t in taken}) <= 1
         if participation.sampling == "balls-in-bins":
             assert len(taken) == 4
@@ -53,7 +54,7 @@ def test_rounds_have_the_planned_size_on_average(name):
     assert made.planned_size == pytest.approx(SIZES.get(name, 100.0))
     sizes = np.array([len(rows) for rows in found])
     assert abs(sizes.mean() - made.planned_size) < 5 * math.sqrt(made.planned_size / ROUNDS) + 1e-9
-    fixed = SAMPLINGS[name].sampling == "none" or name == "everybody by Poisson"
+    fixed = not SAMPLINGS[name].is_secret or name == "everybody by Poisson"
     assert (len(set(sizes)) == 1) == fixed
 
 

@@ -276,3 +276,7 @@ def test_cyclic_poisson_sampling_keeps_the_expected_number_of_participations() -
     plan = participation_of("cyclic-poisson", 4000, 1, 10, 16)
     assert plan.sampling_rate == pytest.approx(16 * 10 / 4000)
     assert plan.sampling_rate * plan.rounds / plan.min_separation == pytest.approx(10)
+
+
+def test_users_rest_two_thirds_of_the_rounds_until_their_next_turn_if_nothing_is_said() -> None:
+    assert participation_of("b-min-sep", 40, None, 4, None) == participation_of("b-min-sep", 40, 6, 4, None)

@@ -12,11 +12,9 @@ from fedcgd.clipping import per_sample_gradients as gradients
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import (
     add_clipped_rows,
-    clip_rows,
     clipped_gradient_sum,
     example_loss,
     refuse_batch_statistics,
-    sum_in_steps,
 )
 from fedcgd.noise.quantisation import Lattice
 
@@ -25,7 +23,7 @@ def cross_entropy(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
-STEP = 2.0**-24
+STEP, LONG = 2.0**-24, 2**14
 
 
 def setting():
@@ -71,17 +69,28 @@ def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch
         at_once.clear()
 
 
-def test_each_example_is_rounded_towards_zero_before_the_sum():
+FORMS = {"machine code": gradients._BY_MACHINE_CODE, "torch": gradients._BY_TORCH}
+
+
+@pytest.fixture(params=FORMS)
+def form(request, monkeypatch):
+    monkeypatch.setattr(gradients, "_form_for", lambda parts: FORMS[request.param])
+
+
+def added(parts, clip_norm, step, unit=1.0, wanted=None):
+    """(the sum in steps, the factors)"""
+    wanted = torch.ones(len(parts[0]), dtype=torch.bool) if wanted is None else torch.tensor(wanted)
+    total = torch.zeros(sum(part.shape[1] for part in parts), dtype=torch.int64)
+    return total, add_clipped_rows(total, parts, wanted, clip_norm, Lattice(step), unit)
+
+
+def test_each_example_is_rounded_towards_zero_before_the_sum(form):
     rows = torch.tensor([[0.6, -0.6, 0.24, 3.0], [0.6, -0.6, 0.24, -1.0]])
-    assert sum_in_steps(rows, Lattice(0.25)).tolist() == [
-        4,
-        -4,
-        0,
-        8,
-    ]  # the third: 0.48 in all is a step, but 0.24 is none
-    assert sum_in_steps(rows[:0], Lattice(0.25)).tolist() == [0, 0, 0, 0]
+    # The third: 0.48 in all is a step, but 0.24 is none.
+    assert added([rows], 1e9, 0.25)[0].tolist() == [4, -4, 0, 8]
+    assert added([rows[:0]], 1e9, 0.25)[0].tolist() == [0, 0, 0, 0]
     many = torch.full((4096, 1), 1.0)
-    assert sum_in_steps(many, Lattice(2.0**-40)).tolist() == [4096 * 2**40]  # exact beyond 2²⁴ and 2³²
+    assert added([many], 1e9, 2.0**-40)[0].tolist() == [4096 * 2**40]  # exact beyond 2²⁴ and 2³²
 
 
 def test_clipping_is_over_all_parameters_together():
@@ -123,27 +132,8 @@ def test_no_examples_give_zeros():
     assert not total.any()
 
 
-def test_rows_are_clipped_to_the_norm_after_rounding():
-    rows = torch.randn(2000, 7, generator=torch.Generator().manual_seed(1)) * 100
-    rows[0], rows[1] = 0, 1e36
-    clipped, usable = clip_rows(rows, 0.1)
-    norms = clipped.double().square().sum(1).sqrt()
-    assert usable.all()
-    assert float(norms.max()) <= 0.1
-    assert float(norms[1:].min()) > 0.1 * (1 - 1e-6)
-    assert not clipped[0].any()
-
-
 def test_a_flat_model_is_in_single_precision_whatever_the_module_is():
     assert flatten(nn.Linear(2, 2).double()).dtype == torch.float32
-
-
-def test_rows_that_are_not_finite_are_zero():
-    rows = torch.ones(4, 3)
-    rows[1, 0], rows[2, 2] = torch.nan, -torch.inf
-    clipped, usable = clip_rows(rows, 9.0)
-    assert usable.tolist() == [True, False, False, True]
-    assert clipped.sum(1).tolist() == [3, 0, 0, 3]
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)])
@@ -170,20 +160,42 @@ def test_bad_arguments_are_refused():
 
 @pytest.mark.parametrize("unit", [1.0, 0.25])
 @pytest.mark.parametrize("size", [100, 2**14 + 3])
-def test_rows_are_clipped_to_the_norm_whether_short_or_long(size, unit):
+def test_rows_are_clipped_to_the_norm_whether_short_or_long(size, unit, form):
     """Each by the definition: min(1, ζ/‖g‖)·g for g = row / unit, in steps, towards zero."""
     rows = torch.randn(3, size, generator=torch.Generator().manual_seed(5))
     rows[1] *= 0.1 * unit / rows[1].norm()
-    grid = Lattice(2.0**-22)
+    step = 2.0**-22
     for row in rows:
-        total = torch.zeros(size, dtype=torch.int64)
-        usable, scaled = add_clipped_rows(total, [row[None]], torch.tensor([True]), 1.0, grid, unit)
+        total, factors = added([row[None, :7], row[None, 7:]], 1.0, step, unit)
         measured = row.double() / unit
         factor = min(1.0, 1.0 / float(measured.norm()))
-        assert (bool(usable), bool(scaled)) == (True, factor < 1)
-        added = total.double() * grid.step
-        assert float(added.norm()) <= 1.0
-        torch.testing.assert_close(added, factor * measured, rtol=0, atol=2 * grid.step)
+        assert factors.item() == pytest.approx(factor, rel=1e-6)
+        assert (factors.item() == 1) == (factor == 1)
+        assert float((total * step).norm()) <= 1.0
+        torch.testing.assert_close(total.double() * step, factor * measured, rtol=0, atol=2 * step)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e18, 3e38])
+@pytest.mark.parametrize("size", [7, LONG + 77])
+def test_no_row_exceeds_the_norm(scale, size, form):
+    rows = (torch.rand(3, size, generator=torch.Generator().manual_seed(size)) * 2 - 1) * scale
+    rows[1, :] = scale  # where rounding always takes the same side
+    for row in rows:
+        total, factors = added([row[None, :5], row[None, 5:]], 0.7, 2.0**-24)
+        assert (factors.item() < 1) == (scale >= 1)
+        length = math.sqrt(math.fsum((total.double() * 2.0**-24).square().tolist()))
+        assert length <= 0.7
+        assert length > 0.699 or scale < 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_or_not_wanted_adds_nothing(bad, form):
+    rows = torch.ones(3, LONG)
+    rows[0, -1] = bad
+    parts = [rows[:, :5], rows[:, 5:]]  # what is bad in one makes all of the row bad
+    total, factors = added(parts, 1.0, 2.0**-24, wanted=[True, True, False])
+    assert (factors > 0).tolist() == [False, True, False]
+    assert int(total.min()) == int(total.max()) == 2**24 // 128 - 1  # just below 1/√2¹⁴, of one row
 
 
 def test_examples_of_which_memory_holds_one_at_a_time_are_computed_one_by_one():
@@ -201,12 +213,9 @@ def test_examples_of_which_memory_holds_one_at_a_time_are_computed_one_by_one():
     assert torch.equal(torch.cat([*parts], dim=1), x * present[:, None])
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_rows_of_halves_do_not_exceed_the_norm(kind: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_rows_of_other_types_do_not_exceed_the_norm(kind: torch.dtype) -> None:
     """A factor of eight bits would leave some of them longer."""
-    rows = torch.randn(50, 300, generator=torch.Generator().manual_seed(1)).to(kind)
-    clipped, usable = clip_rows(rows, 0.3)
-    assert usable.all()
-    norms = clipped.double().norm(dim=1)
-    assert norms.min() > 0.2999
-    assert norms.max() <= 0.3
+    for row in torch.randn(50, 300, generator=torch.Generator().manual_seed(1)).to(kind):
+        total, _ = added([row[None]], 0.3, 2.0**-24)
+        assert 0.2999 < float((total.double() * 2.0**-24).norm()) <= 0.3

@@ -194,7 +194,7 @@ def test_the_first_page_says_what_the_picture_of_digits_does() -> None:
     assert [round(mean["dp-sgd, full batch", e]) for e in (1.0, 4.0)] == [84, 92]
     assert "(84 and 92 %)" in readme
     assert [round(mean["dp-sgd, poisson", e]) for e in (1.0, 4.0)] == [84, 92]
-    guide = (ROOT / "docs" / "guides" / "planning.md").read_text()
+    guide = (ROOT / "benchmarks" / "reports" / "planner.md").read_text()
     for epsilon in rows:
         cells = (mean[label, epsilon] for label in
                  ("dp-sgd, nothing secret", "dp-sgd, full batch", "plan, nothing secret", "dp-sgd, poisson"))  # fmt: skip

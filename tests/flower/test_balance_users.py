@@ -16,7 +16,7 @@ from shared import record
 from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd_flower import IncompleteRunError, PrivateEvaluation, host_users, sequential_training
 from fedcgd_flower.messages import HostedUsers
-from fedcgd_flower.user_directory import balance_users, nodes_of_users
+from fedcgd_flower.users import balance_users, nodes_of_users
 
 
 def trains(model, user, config, context):

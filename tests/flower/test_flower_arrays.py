@@ -10,9 +10,8 @@ from flower_requests import LAYOUT
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 
-from fedcgd_flower import arrays as arrays_module
-from fedcgd_flower.arrays import LazyArray, Outgoing, array_of, view
-from fedcgd_flower.layout import unflatten
+from fedcgd_flower import layout as arrays_module
+from fedcgd_flower.layout import LazyArray, Outgoing, array_of, unflatten, view
 
 
 @pytest.mark.parametrize("value", [np.zeros((0, 3), np.float32), np.array(2.5), np.eye(3)[:, ::2], np.eye(2).T])

@@ -6,8 +6,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 from shared import record
 
-from fedcgd_flower.inner import inner_step
-from fedcgd_flower.inner_request import inner_request
+from fedcgd_flower.inner import inner_request, inner_step
 from fedcgd_flower.inner_state import EditedConfig, InnerState
 
 START = np.array([1.0, -2.0, 0.5], np.float32)

@@ -12,7 +12,8 @@ from flwr.serverapp.strategy import FedAvg
 from shared import record
 
 from fedcgd.release import RecordedReleases
-from fedcgd_flower import AdaptiveClipping, replies, send_and_receive, training_rounds
+from fedcgd_flower import AdaptiveClipping, grid, replies
+from fedcgd_flower import round as training_rounds
 
 
 @pytest.mark.parametrize("adaptive", [None, AdaptiveClipping(count_noise=1.0)])
@@ -108,7 +109,7 @@ def test_a_large_message_is_gone_when_it_is_sent(monkeypatch: pytest.MonkeyPatch
             alive.append(sum(reference() is not None for reference in sent))
             return super().pull_messages(message_ids)
 
-    monkeypatch.setattr(send_and_receive, "_LARGE", -1)
+    monkeypatch.setattr(grid, "_LARGE", -1)
     make().start(Watched(two_nodes().nodes), record(np.zeros(SIZE)))
     assert len(sent) == 2 * 6
     assert set(alive) == {0}

@@ -12,10 +12,10 @@ from flwr.clientapp.mod import LocalDpMod
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_gradient_step, sequential_training
+from fedcgd_flower.grid import send_and_receive
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import HostedUsers, TrainTask, read_users_reply, train_message, users_query
 from fedcgd_flower.pool import LocalTask
-from fedcgd_flower.send_and_receive import send_and_receive
 
 STEP = 2.0**-24
 LAYOUT = Layout(("w",), ((3,),), ("float32",))

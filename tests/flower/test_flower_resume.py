@@ -18,7 +18,8 @@ from fedcgd import NoiseKey, Participation
 from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BSR, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd_flower import IncompleteRunError, run_loop, training_rounds
+from fedcgd_flower import IncompleteRunError, run_loop
+from fedcgd_flower import round as training_rounds
 
 ROUNDS = 6
 

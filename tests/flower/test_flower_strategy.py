@@ -576,7 +576,7 @@ def test_who_waits_for_users_is_told_for_whom_at_once(
     """The numbers of an example, with too few nodes: the first round does not begin, and that must not take silence."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)  # passes by sleeping alone, however slow the machine
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
-    monkeypatch.setattr("fedcgd_flower.cohort_selection.time", clock)
+    monkeypatch.setattr("fedcgd_flower.cohort.time", clock)
     strategy = make(patience=5.0)
     with caplog.at_level(logging.INFO, logger="flwr"), pytest.raises(ValueError, match="4 users are there after 5 s"):
         strategy.start(two_nodes(4), record(np.zeros(SIZE)))

@@ -29,7 +29,8 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation.cohorts import History, cohort
+from fedcgd.participation.cohorts import cohort
+from fedcgd.participation.history import History
 from fedcgd.release.noise_source import NoiseSource
 from fedcgd_flower import (
     AdaptiveClipping,
@@ -38,7 +39,7 @@ from fedcgd_flower import (
     clipped_update_mod,
     sequential_training,
 )
-from fedcgd_flower.evaluation_messages import answer
+from fedcgd_flower.messages import answer
 
 KEY = NoiseKey.simulation(11)
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
-from fedcgd_flower import send_and_receive as module
+from fedcgd_flower import grid as module
 
 
 class CountingClock(Clock):

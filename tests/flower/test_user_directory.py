@@ -12,10 +12,10 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from shared import record
 
-import fedcgd_flower.user_directory as module
+import fedcgd_flower.users as module
 from fedcgd_flower import ClippedUpdateMod
 from fedcgd_flower.messages import is_users_query
-from fedcgd_flower.user_directory import UserDirectory
+from fedcgd_flower.users import UserDirectory
 
 
 def pool(*users: str, shared: bool = False, **options) -> FakeNode:

@@ -17,6 +17,7 @@ from pretend_gpu import PretendGpu, pretend_gpu
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedcgd.clipping import gpu_code as clipping_gpu_code
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.curvature.dominance import Reference
@@ -259,6 +260,8 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu_code, "_noise", launches)
     monkeypatch.setattr(gpu_code, "_tile_hashes", launches)
     monkeypatch.setattr(opacus_gpu_code, "_add_rows", launches)
+    monkeypatch.setattr(clipping_gpu_code, "_squares", launches)
+    monkeypatch.setattr(clipping_gpu_code, "_accumulate", launches)
     total, key = torch.zeros(10, dtype=torch.float64), np.zeros(8, np.uint32)
     gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
     gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
@@ -267,3 +270,7 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.Monkey
     opacus_gpu_code.add_rows(total, torch.ones(2, 10), torch.ones(2, dtype=torch.float64))
     assert len(launches.on) == 5
     assert all(tensor is total for tensor in launches.on)
+    rows = torch.ones(2, 10)
+    clipping_gpu_code.squares(rows)
+    clipping_gpu_code.accumulate(rows, torch.ones(2, dtype=torch.float64), torch.zeros(10, dtype=torch.int64))
+    assert [tensor is rows for tensor in launches.on[5:]] == [True, True]

@@ -17,6 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import BSR, LambdaCGD, NoiseKey, Participation
+from fedcgd.central import PrivateGradient
+from fedcgd.clipping import per_sample_gradients
 from fedcgd.noise import NoiseStream, tensors
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import key_words
@@ -119,6 +121,57 @@ def test_clipped_sums_are_those_of_a_cpu(kind: torch.dtype) -> None:
         sums.append(torch.zeros(values.shape[1], dtype=torch.float64, device=device))
         add_clipped([sums[-1]], [DenseGradients(values.to(device))])
     torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("columns", [10, 70_001])
+def test_clipped_rows_have_the_whole_numbers_of_a_cpu(columns: int, kind: torch.dtype) -> None:
+    assert per_sample_gradients._on_gpu(CUDA) is not per_sample_gradients._BY_TORCH
+    rows = torch.randn(200, columns).to(kind)
+    rows[5, 7] = torch.nan
+    wanted, sums = torch.arange(200) % 9 > 0, []
+    for device in ("cpu", "cuda"):
+        total = torch.zeros(columns, dtype=torch.int64, device=device)
+        parts = [rows[:, :3].to(device), rows[:, 3:].to(device)]
+        factors = per_sample_gradients.add_clipped_rows(total, parts, wanted.to(device), 0.7, Lattice(2.0**-30))
+        assert ((factors > 0).cpu() == wanted & (torch.arange(200) != 5)).all()
+        sums.append(total.cpu())
+    assert (sums[0] - sums[1]).abs().max() <= 200  # norms add up in another order: a step of each row
+
+
+class Own(nn.Module):
+    """No model of known layers, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.Linear(5, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(6, 3), Own])
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.9), BSR(3)])
+def test_a_pure_step_is_that_of_a_cpu(make, mechanism, tmp_path: Path) -> None:
+    plan, key = (
+        make_plan(mechanism, Participation(rounds=6, min_separation=3), noise_multiplier=1.0),
+        NoiseKey.simulation(1),
+    )
+    data = torch.randn(12, 6), torch.arange(12) % 3
+    found = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = make().to(device)
+        examples = TensorDataset(*(part.to(device) for part in data))
+        step = PrivateGradient(
+            model, nn.functional.cross_entropy, examples, plan, key=key, record=tmp_path / f"{device}.db"
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(6):
+            step()
+            optimizer.step()
+        found.append(torch.cat([p.detach().cpu().reshape(-1) for p in model.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-4)
 
 
 def test_another_stream() -> None:

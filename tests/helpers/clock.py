@@ -2,7 +2,7 @@
 
 
 class Clock:
-    """Put in with `monkeypatch.setattr("fedcgd_flower.user_directory.time", clock)`."""
+    """Put in with `monkeypatch.setattr("fedcgd_flower.users.time", clock)`."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import torch
 
+from fedcgd.clipping import gpu_code as clipping
 from fedcgd.noise import gpu_code, tensors
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import NoiseStream
@@ -48,6 +49,13 @@ def sum_digest(steps: np.ndarray, key: bytes) -> np.ndarray:
 def add_rows(total: np.ndarray, values: np.ndarray, factors: np.ndarray) -> np.ndarray:
     rows.add_rows(torch.from_numpy(total), torch.from_numpy(values), torch.from_numpy(factors))
     return total
+
+
+def clipped(rows: np.ndarray, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The squares of the rows, and their sum on whole numbers."""
+    total, values = torch.arange(rows.shape[1]), torch.from_numpy(rows)
+    clipping.accumulate(values, torch.from_numpy(factors), total)
+    return clipping.squares(values).numpy(), total.numpy()
 
 
 def apart(what: str) -> str:

@@ -7,7 +7,7 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 
 from fedcgd.clipping.flat_models import layout, unflatten
-from fedcgd.clipping.per_sample_gradients import clip_rows, sum_in_steps
+from fedcgd.clipping.per_sample_gradients import add_clipped_rows
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_simulations.task import Examples, Task
 
@@ -23,9 +23,10 @@ def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         task.loss(sampled(examples.inputs), examples.targets).sum().backward()  # type: ignore[no-untyped-call]
     rows = torch.cat([p.grad_sample.reshape(len(examples), -1) for p in sampled.parameters() if p.requires_grad], dim=1)
-    clipped, _ = clip_rows(rows, clip_norm)
     sampled.zero_grad()
-    return sum_in_steps(clipped, grid)
+    total = torch.zeros(rows.shape[1], dtype=torch.int64)
+    add_clipped_rows(total, [rows], torch.ones(len(rows), dtype=torch.bool), clip_norm, grid)
+    return total
 
 
 def load_flat(model: nn.Module, flat: Tensor) -> None:

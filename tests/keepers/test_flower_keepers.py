@@ -27,10 +27,10 @@ from fedcgd.ledger.openings import read as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
-from fedcgd_flower.keeper_app import _bounded
-from fedcgd_flower.keeper_transport import Transport
+from fedcgd_flower.keepers.messages import _bounded
+from fedcgd_flower.keepers.transport import Transport
 from fedcgd_flower.messages import question_of
-from fedcgd_flower.training_rounds import TrainingRounds
+from fedcgd_flower.round import TrainingRounds
 
 SIZE = 6
 
@@ -183,8 +183,8 @@ def fail_once(grid: FakeGrid, node_id: int, *, round: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcgd_flower.keeper_transport._ANSWER_WITHIN", 0.05)
-    monkeypatch.setattr("fedcgd_flower.keeper_transport.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("fedcgd_flower.keepers.transport._ANSWER_WITHIN", 0.05)
+    monkeypatch.setattr("fedcgd_flower.keepers.transport.time.sleep", lambda seconds: None)
 
 
 def test_a_keeper_without_an_answer_is_asked_again_and_no_other() -> None:
@@ -486,7 +486,7 @@ def test_the_log_says_against_whom_epsilon_holds(caplog) -> None:
 def test_a_node_without_keepers_loads_nothing_for_them() -> None:
     """A ClientApp runs in a new process for each message: what it imports is paid in every round."""
     code = (
-        "import sys, fedcgd_flower.client_mod; "
+        "import sys, fedcgd_flower.mod; "
         "print(sorted({'fedcgd.keepers', 'fedcgd.plan', 'dp_accounting', 'scipy'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

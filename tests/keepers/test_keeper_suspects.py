@@ -19,7 +19,7 @@ from fedcgd.keepers import Keepers, masks
 from fedcgd.keepers.masks import SEED_BYTES
 from fedcgd.ledger import verify
 from fedcgd_flower import IncompleteRunError
-from fedcgd_flower.keeper_suspects import NodeSuspects
+from fedcgd_flower.keepers.openings import NodeSuspects
 
 SIZE = 6
 
@@ -100,7 +100,7 @@ def random_residues(request: Message, reply: Message) -> Message:
 
 @pytest.fixture(autouse=True)
 def _do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcgd_flower.keeper_transport.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("fedcgd_flower.keepers.transport.time.sleep", lambda seconds: None)
 
 
 def silos(real: RealKeepers, count: int, users: int, cheater: int | None = None) -> FakeGrid:

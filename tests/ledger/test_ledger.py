@@ -24,7 +24,7 @@ from fedcgd.keepers.record import Record
 from fedcgd.ledger import Ledger, attempts, export, participation_counter, seal, verify
 from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
 from fedcgd.ledger.transactions import transaction
-from fedcgd.participation.cohorts import History
+from fedcgd.participation.history import History
 
 KEY = NoiseKey(bytes(range(32)))
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=2, max_participations=2))

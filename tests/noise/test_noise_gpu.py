@@ -41,6 +41,7 @@ OTHER = np.eye(1, 5000, 4999)[0]
 TOTAL, FACTORS = RANDOM.normal(size=1500), RANDOM.random(3)
 ROWS = [RANDOM.normal(size=(3, 1500)).astype(kind) for kind in (np.float32, np.float16)]
 MANY_ROWS = RANDOM.normal(size=(70, 1500)).astype(np.float32)  # more than the kernel takes at a time
+MANY_ROWS[7, 1] = np.nan
 
 QUESTIONS: list[tuple[Any, ...]] = [
     *(("normal", KEYS[0], start, size) for start, size in PARTS[1:]),
@@ -57,7 +58,11 @@ QUESTIONS: list[tuple[Any, ...]] = [
     ("sum_digest", STEPS, bytes(31) + b"1"),
     *(("add_rows", TOTAL.copy(), rows, FACTORS) for rows in ROWS),
     ("add_rows", TOTAL.copy(), ROWS[0][:0], FACTORS[:0]),
-    ("add_rows", TOTAL.copy(), MANY_ROWS, RANDOM.random(70)),
+    ("add_rows", TOTAL.copy(), np.nan_to_num(MANY_ROWS), RANDOM.random(70)),
+    *(("clipped", rows, 1e6 * FACTORS) for rows in ROWS),
+    ("clipped", MANY_ROWS, 1e6 * RANDOM.random(70) * (np.arange(70) != 7)),
+    ("clipped", RANDOM.normal(size=(2, 9000)).astype(np.float32), np.ones(2)),  # longer than a program's stretch
+    ("clipped", ROWS[0][:0], FACTORS[:0]),
     *(("apart", what) for what in ("noise", "hashes", "rows")),
     *(("rounds", mechanism, mode, 3.0, 401) for mechanism, mode in RUNS),
 ]
@@ -139,6 +144,14 @@ def test_rows_are_added_in_double_precision(answers) -> None:
     for (_, values, factors), found in of(answers, "add_rows"):
         expected = TOTAL + (values.astype(np.float64) * factors[:, None]).sum(0)
         np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-13)  # rows are added in another order
+
+
+def test_norms_and_sums_of_clipped_rows_are_those_of_numpy(answers) -> None:
+    for (rows, factors), (squares, total) in of(answers, "clipped"):
+        counted = factors > 0
+        np.testing.assert_allclose(squares[counted], np.square(rows[counted], dtype=np.float64).sum(1), rtol=1e-13)
+        terms = np.trunc(rows[counted].astype(np.float64) * factors[counted, None])
+        np.testing.assert_array_equal(total, np.arange(rows.shape[1]) + terms.sum(0))
 
 
 def test_numbers_that_are_apart_in_memory_are_refused(answers) -> None:
@@ -256,6 +269,7 @@ def test_nothing_but_the_sum_touches_memory_and_registers_suffice() -> None:
 @pytest.mark.parametrize("size", ["i32", "i64"])
 def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: str) -> None:
     """All their rows and numbers may be 2³¹ and more, also where each of their counts is less."""
+    from fedcgd.clipping import gpu_code as clipping
     from fedcgd.noise import gpu_code
     from fedcgd.opacus import gpu_code as rows
 
@@ -268,5 +282,14 @@ def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: st
     added = assembled(
         rows._add_rows, types | {"ROWS": "constexpr", "BLOCK": "constexpr"}, {"ROWS": 32, "BLOCK": 128}, rows.OPTIONS
     )["ttir"]
-    for code in (hashes, added):
+    types, constants = {"rows": "*fp32", "out": "*fp64", "columns": size}, {"STRETCH": 8192, "BLOCK": 512}
+    squares = assembled(clipping._squares, types | dict.fromkeys(constants, "constexpr"), constants, clipping.OPTIONS)[
+        "ttir"
+    ]
+    types = {"total": "*i64", "rows": "*fp32", "factors": "*fp64", "count": "i32", "columns": size}
+    constants = {"GROUP": 64, "ROWS": 8, "BLOCK": 512}
+    clipped = assembled(
+        clipping._accumulate, types | dict.fromkeys(constants, "constexpr"), constants, clipping.OPTIONS
+    )["ttir"]
+    for code in (hashes, added, squares, clipped):
         assert set(re.findall(r"arith\.muli .*?\b\d*x?(i\d+)\b", code)) == {"i64"}

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine, CrossExampleLeakError, check_independence
-from fedcgd.opacus.independence import BatchLook
+from fedcgd.opacus.independence import IndependenceProbe
 
 SIZE = 5
 PROGRAMS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "independence.py"))["programs"]()
@@ -127,13 +127,13 @@ def test_losses_of_any_size(scale, monkeypatch):
 def test_the_look_at_batches_is_not_compiled(monkeypatch):
     """It would take seconds, and again whenever something in it has changed."""
     run = Run(monkeypatch, model=nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), epochs=1)
-    compiling, check = [], BatchLook.check
+    compiling, check = [], IndependenceProbe.check
 
     def noting(*args):
         compiling.append(torch.compiler.is_compiling())
         return check(*args)
 
-    monkeypatch.setattr(BatchLook, "check", noting)
+    monkeypatch.setattr(IndependenceProbe, "check", noting)
     module = torch.compile(run.module, backend="eager")
     run.train(lambda batch: (run.loss(module(batch[0]), batch[1]).backward(), run.optimizer.step()))
     assert compiling
@@ -201,12 +201,19 @@ class LastBit(torch.autograd.Function):
         return slopes, None, None, None
 
 
+class Calls(list):
+    """As a device's clock, one for all copies of a model."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
 class SumsInAnyOrder(nn.Module):
     """What a GPU makes of a sum in bfloat16, whose order is another now and then."""
 
     def __init__(self, off_in, mixes=0.0):
         super().__init__()
-        self.first, self.last, self.calls = nn.Linear(5, 4), nn.Linear(4, 3), []
+        self.first, self.last, self.calls = nn.Linear(5, 4), nn.Linear(4, 3), Calls()
         self.off_in, self.mixes = off_in, mixes
 
     def forward(self, inputs):
@@ -221,5 +228,5 @@ def test_a_sum_in_another_order_now_and_then_is_not_taken_for_a_mixture(every, f
 
 @pytest.mark.parametrize("every", [2, 5, 1000])
 def test_a_mixture_is_seen_beside_sums_in_another_order(every):
-    with pytest.raises(CrossExampleLeakError, match="the gradient of the output of 'first'"):
+    with pytest.raises(CrossExampleLeakError, match=r"first\.weight"):
         check_independence(SumsInAnyOrder(range(3, 1000, every), mixes=0.2), torch.randn(6, 5))

@@ -159,7 +159,7 @@ def test_attention_of_no_rows():
             functional.cross_entropy(module(inputs), targets).backward()
         else:
             empty += 1
-            with pytest.raises(RuntimeError, match=r"call optimizer.step\(\) alone where the loader gives one"):
+            with pytest.raises(RuntimeError, match="0 elements"):
                 module(inputs)
         optimizer.step()
     assert empty

@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fedcgd.opacus import CrossExampleLeakError
-from fedcgd.opacus.collation import rows_are_mixed
+from fedcgd.opacus.first_batches import rows_are_mixed
 
 SIZE = (3, 8, 8)
 

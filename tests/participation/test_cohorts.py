@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from oracles_b_min_sep import patterns
 from scipy import stats
 
-from fedcgd.participation import Participation, cohorts
-from fedcgd.participation.cohorts import History, bin_of, cohort, eligible, rounds_of
+from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import cohort, eligible, rounds_of
+from fedcgd.participation.draws import bin_of
+from fedcgd.participation.history import History
+from fedcgd.participation.samplings import cyclic_poisson
 
 KEY = bytes(range(32))
 USERS = [f"user-{i}" for i in range(12)]
@@ -156,7 +159,7 @@ def test_poisson_takes_each_user_at_the_rate_in_each_round_independently():
 @pytest.mark.parametrize(("draw", "taken"), [(0, True), (2, True), (3, False), (4, False), (2**64 - 1, False)])
 def test_a_rate_between_two_draws_is_rounded_down(draw, taken, monkeypatch):
     # A rate of 3.5 / 2⁶⁴ takes the draws 0, 1 and 2 of 2⁶⁴: below the accounted rate, never above it.
-    monkeypatch.setattr(cohorts, "_draw", lambda key, purpose, user: 0 if purpose == "bin" else draw)
+    monkeypatch.setattr(cyclic_poisson, "draw", lambda key, purpose, user: draw)
     participation = Participation(rounds=2, sampling="poisson", sampling_rate=3.5 / 2**64)
     assert cohort(participation, 0, ["a"], History(), cohort_size=1, key=KEY) == (["a"] if taken else [])
 

@@ -8,7 +8,8 @@ from plans import make_plan
 from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.keepers import Keepers, NodeTurns
 from fedcgd.ledger import Ledger
-from fedcgd.participation.cohorts import History, cohort, eligible
+from fedcgd.participation.cohorts import cohort, eligible
+from fedcgd.participation.history import History
 from fedcgd.participation.user_ids import NoUserIdsError, user_ids
 from fedcgd.release import RecordedReleases
 

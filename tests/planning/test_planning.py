@@ -428,7 +428,7 @@ def test_the_run_configuration_is_one_of_the_app_and_means_the_same(
         ({"delta": 0.01}, "delta must be below 1/users"),
         (
             {"secret": ("cyclic-poisson",)},
-            "secret must be of poisson, balls-in-bins, b-min-sep, random-allocation, got cyclic-poisson; leave it empty",
+            "secret must be of balls-in-bins, poisson, b-min-sep, random-allocation, got cyclic-poisson; leave it empty",
         ),
         ({"max_cohort": 10, "max_rounds": 20}, "need 60 rounds for one turn each"),
     ],

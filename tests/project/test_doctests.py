@@ -36,6 +36,6 @@ def test_the_public_modules_have_examples() -> None:
         "fedcgd.opacus.engine",
         "fedcgd_flower.strategy",
         "fedcgd_flower.pool",
-        "fedcgd_flower.client_mod",
+        "fedcgd_flower.mod",
     }
     assert wanted <= set(MODULES)

@@ -28,7 +28,6 @@ NEED_TORCH = (
     "fedcgd.noise.tensors",
     "fedcgd.opacus.",
     "fedcgd.release.tensors",
-    "fedcgd_flower.gradient_step",
     "fedcgd_flower.torch_models",
 )
 

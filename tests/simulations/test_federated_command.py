@@ -10,7 +10,8 @@ from app_runs import released_by_the_app
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.batches import RoundBatches
-from fedcgd.participation.cohorts import History, cohort
+from fedcgd.participation.cohorts import cohort
+from fedcgd.participation.history import History
 from fedcgd_experiments import central as central_runs
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.flower_command import run_config

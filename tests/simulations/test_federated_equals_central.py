@@ -14,7 +14,8 @@ from sklearn.preprocessing import normalize
 
 from fedcgd import DPSGD, LambdaCGD, NoiseKey, Normalized, Participation
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.participation.cohorts import History, cohort
+from fedcgd.participation.cohorts import cohort
+from fedcgd.participation.history import History
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_simulations.client_app import app as client_app
 from fedcgd_simulations.flower_runs import local_superlink, run_app

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
-import fedcgd_flower.cohort_selection as choice_module
+import fedcgd_flower.cohort as choice_module
 import fedcgd_flower.run_loop as run_module
 from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
 from fedcgd_flower import CorrelatedNoise

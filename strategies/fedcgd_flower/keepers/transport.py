@@ -14,8 +14,8 @@ from fedcgd.keepers import Agreement, Keeper, Keepers, Opening, Refusal, service
 from fedcgd.keepers.masks import Residues
 from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, proof_of, to_bytes
 from fedcgd_flower.flower_private import log_info, log_warning
-from fedcgd_flower.keeper_messages import keeper_query, opening_request, read_identity, read_opened
-from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push, send_and_receive
+from fedcgd_flower.grid import UnreadableReplyError, pull, push, send_and_receive
+from fedcgd_flower.keepers.messages import keeper_query, opening_request, read_identity, read_opened
 
 _FIRST_WAIT = 0.02  # seconds between looks at who a keeper is: longer each time
 _TOLD_EVERY = 30.0  # seconds between lines about keepers that are waited for

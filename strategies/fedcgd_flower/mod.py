@@ -9,11 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, Message
 
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages
-from fedcgd_flower.arrays import LazyArray, Outgoing
-from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of, is_private_evaluation
 from fedcgd_flower.flower_private import is_client_fn, is_privacy_mod, log_error, log_warning, mods_after
-from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
-from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.layout import Flat, LazyArray, Outgoing, cast_as_trained, flat_arrays, tied_arrays, unflatten
+from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of, is_private_evaluation
 from fedcgd_flower.node_replies import keeper_reply, sum_reply
 from fedcgd_flower.update import Steps, write_clipped_update
 

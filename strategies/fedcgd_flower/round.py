@@ -22,17 +22,16 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd.support.numbers import plural
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
-from fedcgd_flower.arrays import Outgoing
-from fedcgd_flower.cohort_selection import CohortSelector
+from fedcgd_flower.cohort import CohortSelector
 from fedcgd_flower.flower_private import log_warning
-from fedcgd_flower.inner import inner_step
-from fedcgd_flower.inner_request import InnerRequest, inner_request
+from fedcgd_flower.inner import InnerRequest, inner_request, inner_step
 from fedcgd_flower.inner_state import EditedConfig, InnerState
-from fedcgd_flower.keeper_messages import Masking
-from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
-from fedcgd_flower.keeper_transport import transport_of
+from fedcgd_flower.keepers.messages import Masking
+from fedcgd_flower.keepers.openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
+from fedcgd_flower.keepers.transport import transport_of
 from fedcgd_flower.layout import (
     Layout,
+    Outgoing,
     VarianceFloor,
     flat_arrays,
     flatten,
@@ -44,8 +43,8 @@ from fedcgd_flower.layout import (
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node, model_records, train_message
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
 from fedcgd_flower.reporting import RoundReport, guarantee_metrics
-from fedcgd_flower.run_settings import RunSettings
-from fedcgd_flower.user_directory import UserDirectory
+from fedcgd_flower.settings import RunSettings
+from fedcgd_flower.users import UserDirectory
 
 _KEPT = 2**30
 """Bytes: the memory of a smaller sum is kept for the next round, because new memory costs time. That of a larger one is freed."""

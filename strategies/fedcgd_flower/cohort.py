@@ -12,12 +12,13 @@ from fedcgd.accounting.guarantee import rounded_down, rounded_up
 from fedcgd.ledger import Admission, JointBudget, Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
-from fedcgd.participation.cohorts import History, cohort, eligible
+from fedcgd.participation.cohorts import cohort, eligible
+from fedcgd.participation.history import History
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import is_simulation, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
-from fedcgd_flower.keeper_suspects import NodeSuspects
-from fedcgd_flower.user_directory import NodeIds, UserDirectory, balance_users, nodes_of_all
+from fedcgd_flower.keepers.openings import NodeSuspects
+from fedcgd_flower.users import NodeIds, UserDirectory, balance_users, nodes_of_all
 
 EXPECTED_USERS = "expected_users"
 """The argument's name: the number of users to begin with was given."""
@@ -351,15 +352,15 @@ def can_replace(
 ) -> bool:
     """Whether `cohort` may be asked in place of users who were asked in this round before, and later rounds still find theirs.
 
-    Whoever was asked has had a turn, so replacing a user costs a turn more. From round b on, users come back as fast as they
-    leave; the rounds before must live on those that have not been asked yet.
+    Whoever was asked has had a turn, so replacing a user costs a turn more. Once users come back as fast as they leave, that is
+    all; the rounds before must live on those that have not been asked yet.
     """
-    k, b, size = participation.participations, participation.min_separation, len(cohort)
+    k, size = participation.participations, len(cohort)
     fresh = sum(history.last_rounds.get(user) != round for user in cohort)
     waiting = sum(history.last_rounds.get(user) != round for user in eligible(participation, round, reachable, history))
     turns = sum(k - history.counts.get(user, 0) for user in reachable)
-    first_rounds = max(0, min(b, participation.rounds) - 1 - round)
-    return waiting - fresh >= size * first_rounds and turns - fresh >= size * (participation.rounds - round - 1)
+    before_return = max(0, participation.scheme.rounds_without_return(participation, round))
+    return waiting - fresh >= size * before_return and turns - fresh >= size * (participation.rounds - round - 1)
 
 
 def spread(
@@ -394,19 +395,15 @@ def cohort_shortfall(
     missing: str = "",
 ) -> str:
     """Why no cohort could be drawn: who is there, who of them may take part, and what keeps the others, `missing` ones too."""
-    k, b = participation.participations, participation.min_separation
+    k = participation.participations
     used_up = sum(history.counts.get(user, 0) >= k and history.last_rounds[user] != round for user in nodes)
-    held_back = sum(
-        history.counts[user] < k and 0 < round - history.last_rounds[user] < b
-        for user in nodes
-        if user in history.counts
-    )
-    free = len(nodes) - used_up - held_back
+    free = len(eligible(participation, round, nodes, history))
+    held_back = len(nodes) - used_up - free
     at_nodes = plural(len(nodes_of_all(nodes)), "node", "nodes")
     parts = [
         f"{plural(len(nodes), 'user is', 'users are')} there at {at_nodes} and {free} of "
         f"them may take part, of {cohort_size} for a cohort",
-        f"{held_back} took part less than {b} rounds ago" if held_back else "",
+        f"{held_back} took part too lately ({participation})" if held_back else "",
         f"{plural(used_up, 'has', 'have')} taken part {plural(k, 'time', 'times')}, which is all they may"
         if used_up
         else "",

@@ -15,11 +15,11 @@ from fedcgd.ledger.openings import KEEPERS
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
-from fedcgd_flower.cohort_selection import CohortSettings
-from fedcgd_flower.keeper_openings import keepers_description
+from fedcgd_flower.cohort import CohortSettings
+from fedcgd_flower.evaluation import PrivateEvaluation
+from fedcgd_flower.keepers.openings import keepers_description
 from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.private_evaluation import PrivateEvaluation
-from fedcgd_flower.user_directory import Identity
+from fedcgd_flower.users import Identity
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -18,10 +18,10 @@ from flwr.serverapp import Grid
 
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import is_simulation, log_warning
-from fedcgd_flower.keeper_suspects import NodeSuspects, node_name
+from fedcgd_flower.grid import UnreadableReplyError, pull, push
+from fedcgd_flower.keepers.openings import NodeSuspects, node_name
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
 from fedcgd_flower.replies import RejectionReason, rejection_reason
-from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
 
 NodeIds = tuple[int, ...]
 """Ids of nodes, in ascending order; one object for all users who are at the same nodes."""
