@@ -9,8 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcgd.participation import Sampling
-
 _VALUES = 2**27
 """Activations that are held at once."""
 _BLOCK = 32
@@ -48,7 +46,7 @@ class Rounds:
 
     rounds: int
     steps: int
-    sampling: Sampling = "none"
+    sampling: str = "none"
 
 
 @dataclass(frozen=True)

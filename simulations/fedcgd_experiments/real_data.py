@@ -76,7 +76,7 @@ class Net:
 def net(figure: str, mechanism: str, sampling: str, epsilon: float, rate: float, seed: int, **more: Any) -> Net:
     """Ten epochs of batches of 128, with a constant rate and without momentum, unless `more` says otherwise."""
     given: dict[str, Any] = {"steps": 352, "turns": 10, "schedule": "constant", "momentum": 0.0, **more}
-    return Net(figure, Recipe(mechanism=mechanism, sampling=sampling, users=45_000, **given), epsilon, rate, seed)  # type: ignore[arg-type]
+    return Net(figure, Recipe(mechanism=mechanism, sampling=sampling, users=45_000, **given), epsilon, rate, seed)
 
 
 TABLE_3 = {
@@ -151,7 +151,7 @@ ARMS: Mapping[str, Sequence[tuple[str, str, int]]] = {
 def recipes_of(users: int, label: str) -> list[Recipe]:
     """The recipes of an arm: 60 epochs, a falling rate, momentum 0.9."""
     return [
-        Recipe(mechanism=mechanism, sampling=sampling, users=users, steps=steps, turns=EXAM.turns)  # type: ignore[arg-type]
+        Recipe(mechanism=mechanism, sampling=sampling, users=users, steps=steps, turns=EXAM.turns)
         for mechanism, sampling, steps in ARMS[label]
     ]
 
