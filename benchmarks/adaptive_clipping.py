@@ -47,7 +47,12 @@ def node(evaluate: LocalEvaluation | None = None) -> FakeNode:
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
         rows = [int(user) for user in work.users]
         examples = train.inputs[rows], train.targets[rows]
-        scale = {"clip_norm": work.clip_norm, "grid": work.grid, "unit": work.update_scale, "indicator": work.indicator}
+        scale = {
+            "clip_norm": (c := work.clipping).clip_norm,
+            "grid": c.grid,
+            "unit": c.update_scale,
+            "indicator": c.indicator,
+        }
         total, counted = clipped_gradient_sum(loss, from_numpy(work.model.copy()), examples, **scale)
         total[: work.layout.size].neg_()
         return total.numpy(), counted

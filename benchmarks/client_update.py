@@ -31,6 +31,7 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.layout import flatten, layout_of
 from fedcgd_flower.messages import TrainTask, train_message
 from fedcgd_flower.mod import clipped_update_mod
+from fedcgd_flower.update import Clipping
 
 ARRAYS = 60
 MESSAGES = 4  # of one process
@@ -50,7 +51,7 @@ def alone(parameters: int, form: str) -> list[tuple[float, float]]:
     layout = layout_of(arrays)
     flat = flatten(arrays, layout)
     grid = Lattice.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
-    task = TrainTask(round=0, attempt=0, clip_norm=1.0, grid=grid, users=("ann",), layout=layout)
+    task = TrainTask(round=0, attempt=0, clipping=Clipping(clip_norm=1.0, grid=grid), users=("ann",), layout=layout)
     node: Any = SimpleNamespace(node_config={"user-id": "ann"})
 
     def train(message: Message, context: Any) -> Message:
@@ -69,7 +70,7 @@ def alone(parameters: int, form: str) -> list[tuple[float, float]]:
     for _ in range(MESSAGES):
         plain = Message(RecordDict({"arrays": arrays, "config": ConfigRecord()}), dst_node_id=1, message_type="train")
         of_the_app = took(plain, partial(train, plain, node))
-        message = train_message(1, flat, ConfigRecord(), task)
+        message = train_message(flat, ConfigRecord(), task)
         seconds.append((took(message, partial(clipped_update_mod, message, node, train)), of_the_app))
     if form != "NumPy":
         assert vector_kernels.compiled() is not None, "fedcgd was installed without a C compiler"

@@ -50,14 +50,14 @@ from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.optimisation.toeplitz import blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "curvature.svg"
 
 KEY = bytes(range(32, 64))  # chosen beforehand, as is the number of runs; each simulation has a stream of its own
 RUNS, FINITE, LONG = 100_000, 40, 150
-TOY = Quadratic(Spectrum.of([1.0, 0.5, 0.15]), 0.6)
+TOY = Quadratic(Spectrum.from_eigenvalues([1.0, 0.5, 0.15]), 0.6)
 
 
 def simulate(name: str, mechanism: Mechanism, rounds: int) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +127,7 @@ def regression() -> None:
     )
     print(f"{'η·Tr(H)':>8} {'mechanism':16} {'integral':>10} {'measured / integral':>20}")
     for rate in (0.01, 0.05, 0.2):
-        quadratic = Quadratic(Spectrum.of(values), rate)
+        quadratic = Quadratic(Spectrum.from_eigenvalues(values), rate)
         rounds = round(6 / (rate * 0.1))
         for name, mechanism in {"dp-sgd": DPSGD(), "best λ": best_lambda(quadratic), "bisr:4": BISR(4)}.items():
             rng = np.random.default_rng(11)
@@ -150,14 +150,14 @@ def one_number() -> None:
     print("mean estimation, a run without end: error over the least possible; error of λ times 2ρ")
     print(f"{'η':>8} {'dp-sgd':>9} {'best λ':>9} {'λ':>9} {'error of λ':>11}")
     for eta in (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5):
-        one = Quadratic(Spectrum.of([1.0]), eta)
+        one = Quadratic(Spectrum.from_eigenvalues([1.0]), eta)
         best, least = best_lambda(one), optimal_error(one)
         errors = [stationary_error(m, one) for m in (DPSGD(), best)]
         print(f"{eta:8g} {errors[0] / least:9.3g} {errors[1] / least:9.3f} {best.lam:9.5f} {2 * errors[1]:11.4g}")
     print("\none eigenvalue of 1 and d − 1 that sum to 1, η = 0.05: error over the least possible")
     print(f"{'d':>8} {'d_eff':>6} {'dp-sgd':>9} {'best λ':>9} {'best ν':>9} {'least':>10} {'bound below':>12}")
     for d in (2, 11, 101, 1001, 10001):
-        wide = Quadratic(Spectrum.of([1.0, 1 / (d - 1)], [1, d - 1]), 0.05)
+        wide = Quadratic(Spectrum.from_eigenvalues([1.0, 1 / (d - 1)], [1, d - 1]), 0.05)
         least = optimal_error(wide)
         errors = [stationary_error(m, wide) / least for m in (DPSGD(), best_lambda(wide), best_nu(wide))]
         print(
@@ -252,9 +252,9 @@ def plots() -> None:
     }
     styles = dict(zip(kinds, ("C1.-", "C0.-", "C2.-", "k--"), strict=True))
     dimensions = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
-    wide = [Quadratic(Spectrum.of([1.0, 1 / (d - 1)], [1, d - 1]), 0.05) for d in dimensions]
+    wide = [Quadratic(Spectrum.from_eigenvalues([1.0, 1 / (d - 1)], [1, d - 1]), 0.05) for d in dimensions]
     rates = np.geomspace(1e-4, 0.8, 25)
-    narrow = [Quadratic(Spectrum.of([1.0]), float(rate)) for rate in rates]
+    narrow = [Quadratic(Spectrum.from_eigenvalues([1.0]), float(rate)) for rate in rates]
     for name, error in kinds.items():
         left.loglog(dimensions, [error(q) for q in wide], styles[name], label=name)
         middle.loglog(rates, [error(q) for q in narrow], styles[name], label=name)
@@ -263,9 +263,9 @@ def plots() -> None:
     middle.set(xlabel="η·μ, in one dimension", ylabel="stationary loss · 2ρ", title="learning rate")
     lags = np.arange(1, 201)
     for rate, colour in ((0.5, "C3"), (0.1, "C0"), (0.01, "C2")):
-        one = Quadratic(Spectrum.of([1.0]), rate)
+        one = Quadratic(Spectrum.from_eigenvalues([1.0]), rate)
         right.loglog(lags, optimal_coefficients(one, 200), colour, label=f"β*, one dimension, η·μ = {rate}")
-    spread = Quadratic(Spectrum.of(np.geomspace(1e-3, 1, 200)), 0.5)
+    spread = Quadratic(Spectrum.from_eigenvalues(np.geomspace(1e-3, 1, 200)), 0.5)
     right.loglog(lags, optimal_coefficients(spread, 200), "C4", label="β*, μ from 10⁻³ to 1, η = 0.5")
     right.loglog(lags, lags**-1.5 / (2 * math.sqrt(math.pi)), "k:", label="t^(−3/2)/(2√π)")
     right.set(

@@ -29,7 +29,7 @@ from torch import nn
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.compiled import kernels
+from fedcgd.noise.kernels import kernels
 from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus.round_noise import RoundNoise

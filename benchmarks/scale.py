@@ -36,14 +36,14 @@ from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
 from fedcgd.native import vector_kernels
 from fedcgd.native.vector_kernels import CHUNK
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.compiled import kernels
+from fedcgd.noise.kernels import kernels
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation.cohorts import cohort
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.layout import Outgoing, array_of
 from fedcgd_flower.messages import read_train_message, train_reply
-from fedcgd_flower.update import write_clipped_update
+from fedcgd_flower.update import Clipping, write_clipped_update
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 PLOT = Path(__file__).parent / "results" / "plots" / "scale.png"
@@ -133,7 +133,9 @@ def update(parameters: int, folder: Path) -> Step:
     for start in range(0, parameters, CHUNK):
         trained[start : start + CHUNK] = 0.01
     grid = Lattice.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
-    return lambda: write_clipped_update(np.empty(len(model), np.int32), trained, model, clip_norm=1.0, grid=grid)
+    return lambda: write_clipped_update(
+        np.empty(len(model), np.int32), trained, model, Clipping(clip_norm=1.0, grid=grid)
+    )
 
 
 def server_round(parameters: int, folder: Path) -> Step:

@@ -111,7 +111,7 @@ class Server:
             )
         flat, _, task = read_train_message(message)
         new = flat + scale * generator.standard_normal(flat.shape, np.float32)
-        steps = clipped_update(new, flat, clip_norm=task.clip_norm, grid=task.grid)
+        steps = clipped_update(new, flat, task.clipping)
         assert steps is not None
         return train_reply(message, task, steps, 1).content
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 # One thread a process: the machine's cores are shared, and thread contention makes times jump.
@@ -79,7 +80,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def _few_draws() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(search, "_MOST", search._FEWEST)
+        fewest, _ = search._DRAWS.removing
+        patched.setattr(search, "_DRAWS", replace(search._DRAWS, removing=(fewest, fewest)))
         yield
 
 

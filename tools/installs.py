@@ -34,14 +34,14 @@ EXTRAS: list[str] = [
 
 BUDGET = "--epsilon 1 --delta 1e-5"
 WRONG = (
-    "calibrat",
+    "acount",
     "--versoin",
-    "calibrate",
-    "calibrate --rounds",
-    "calibrate --rounds ten",
-    f"calibrate --rounds 10 {BUDGET} --sampling often",
-    f"calibrate --rounds 0 {BUDGET}",
-    f"calibrate --mechanism adam --rounds 10 {BUDGET}",
+    "account",
+    "account --rounds",
+    "account --rounds ten",
+    f"account --rounds 10 {BUDGET} --sampling often",
+    f"account --rounds 0 {BUDGET}",
+    f"account --mechanism adam --rounds 10 {BUDGET}",
     "ledger verify MISSING",
     "ledger shw",
     "report MISSING -o x.md",
@@ -49,7 +49,7 @@ WRONG = (
 )
 """Each ends with 2 and one line, or with --json an object."""
 
-NEEDS_MORE = {"theory", "curve", "report"}
+NEEDS_MORE = {"curve", "report"}
 """Whose examples need a file or an extra."""
 
 MODULES = """
@@ -183,7 +183,7 @@ def ledger(on: Installed) -> None:
 
 def recorded(on: Installed, name: str) -> None:
     """The ledger of that name, which is sound."""
-    for command in ("ledger show", "ledger verify", "ledger export", "ledger compose"):
+    for command in ("ledger show", "ledger show --json", "ledger verify", "ledger compose"):
         on.expect(0, "fedcgd", *command.split(), name)
     on.expect(0, "fedcgd", "ledger", "verify", name, says="no contradiction")
     for page in ("statement.md", "statement.json"):
@@ -209,7 +209,7 @@ def numpy_run(on: Installed) -> None:
 def plots(on: Installed) -> None:
     """`--plot` of every command that has one and needs nothing else."""
     run = f"--mechanism lambda-cgd:0.5 --rounds 10 --separation 5 {BUDGET}"
-    for command in (f"compare {run} --plot a.png", f"explain {run} --plot b.svg"):
+    for command in (f"compare {run} --plot a.png", f"account {run} --plot b.svg"):
         on.expect(0, "fedcgd", *command.split())
     for name in ("a.png", "b.svg"):
         if not (on.work / name).is_file():
@@ -220,7 +220,7 @@ def curvature(on: Installed) -> None:
     """A model's curvature, and noise that is fitted to it."""
     (on.work / "mine.py").write_text(CURVATURE)
     on.expect(0, "fedcgd", "curve", "mine:small", "--eigenvalues", "5", "-o", "spectrum.json")
-    on.expect(0, "fedcgd", "theory", *f"--spectrum spectrum.json --rounds 20 {BUDGET} --mechanism dp-sgd".split())
+    on.expect(0, "fedcgd", "compare", *f"--curvature spectrum.json --rounds 20 {BUDGET} --mechanism dp-sgd".split())
 
 
 def readme(on: Installed) -> None:

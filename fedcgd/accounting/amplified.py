@@ -9,15 +9,11 @@ import numpy as np
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Bound, Progress
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION, Guarantee, rounded_down, rounded_up
 from fedcgd.accounting.sampled import Profile, Sampled
 from fedcgd.participation import Participation
-
-_NEAR = 1.01  # times the target: where ε is found of a σ that was calibrated for it; beyond, a second search would be in vain
-_LARGEST_TARGET = 100.0  # that anybody calibrates for
-_POINTS = 16  # of a profile: the error of linear interpolation falls with the square
-_BEYOND = 20  # of δ, that losses beyond a profile have: one part in so many
 
 
 def without_sampling(participation: Participation) -> Participation:
@@ -118,8 +114,10 @@ class ProfileAccountant(SampledAccountant):
         found = self.epsilon(noise_multiplier=noise_multiplier, delta=delta, released=released)
         if not found.failure_probability and found.method in (without.method, WITHOUT_AMPLIFICATION):
             return without, 0.0
-        asked = self.epsilon(noise_multiplier=noise_multiplier, delta=delta / _BEYOND, released=released)
-        epsilons = np.linspace(0.0, asked.epsilon, _POINTS).tolist()
+        asked = self.epsilon(
+            noise_multiplier=noise_multiplier, delta=delta / EFFORT.answers.beyond_profile, released=released
+        )
+        epsilons = np.linspace(0.0, asked.epsilon, EFFORT.answers.profile_points).tolist()
         points = [self.delta(noise_multiplier=noise_multiplier, epsilon=e, released=released) for e in epsilons]
         profile = Profile(tuple((point.epsilon, point.delta) for point in points))
         return Sampled(((profile, 1),), found.method), sum(point.failure_probability for point in points)
@@ -145,7 +143,8 @@ def budget_of(
     It is what was proven of σ: finding ε takes other draws, or another grid, and says a little more.
     """
     target = float(rounded_down(found.value, 2))  # an ε that people calibrate for
-    near = 0 < target < found.value < target * _NEAR and target <= _LARGEST_TARGET
+    asked = EFFORT.answers
+    near = 0 < target < found.value < target * asked.near_budget and target <= asked.largest_budget
     if released < accountant.participation.rounds or not near:
         return found
     budget = accountant.noise_multiplier(epsilon=target, delta=delta, progress=progress)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import scipy
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms import Mechanism
 from fedcgd.native.threads import one_thread
 from fedcgd.participation import Participation
@@ -19,7 +20,7 @@ from fedcgd.support import cache
 
 Found = TypeVar("Found")
 
-LONG = 1.0  # seconds: what takes less is found again
+LONG = EFFORT.answers.kept_after
 _CODE = ("accounting", "mechanisms", "participation")  # packages that an answer follows from
 
 

@@ -19,12 +19,12 @@ from typing import Protocol
 
 import numpy as np
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.sampled import Coin, OneOf, Sampled
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ROUNDING = 1 + 1e-9  # sums of positive numbers err by less
-_ITERATIONS = 4  # of the norm; the first brings most
 
 
 class Columns(Protocol):
@@ -55,7 +55,7 @@ def largest_singular_value(mechanism: Mechanism, columns: Columns) -> float:
     For every x > 0 it is at most √max_t (CᵀCx)_t/x_t (Collatz and Wielandt), here of a few x; of a Toeplitz C also Σ_u c_u.
     """
     x, least = np.ones((columns.rounds, 1)), math.inf
-    for _ in range(_ITERATIONS):
+    for _ in range(EFFORT.answers.norm_iterations):
         image = columns.adjoint(columns.forward(x))
         least = min(least, float((image / x).max()))
         x = image / image.max() + 1e-9  # no entry vanishes

@@ -1,11 +1,13 @@
 """Which C a sampling is accounted for, and what is said of another: the value, the limit, and what is accounted for."""
 
+from functools import lru_cache
+
 import numpy as np
 
-from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
+from fedcgd.mechanisms import DPSGD, Mechanism, Normalized, bandwidth
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.mechanisms.toeplitz import BandedInverseMechanism
+from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, BandedToeplitzMechanism
 from fedcgd.participation import Participation
 from fedcgd.participation.samplings import Law
 
@@ -37,12 +39,17 @@ def too_wide(mechanism: Mechanism, participation: Participation, bands: int) -> 
     )
 
 
+@lru_cache(maxsize=16)
 def column_norm(mechanism: Mechanism, participation: Participation) -> float:
     """The largest column norm of C, or a bound on it. Raises ValueError if C is too wide for the sampling."""
     n, most = participation.rounds, most_bands(participation)
     p = bandwidth(mechanism, n)
     if most is not None and p > most:
         raise too_wide(mechanism, participation, p)
+    if isinstance(mechanism, DPSGD):
+        return 1.0
+    if isinstance(mechanism, BandedToeplitzMechanism):
+        return float(np.linalg.norm(mechanism.band[:n]))  # of the first column, which is cut nowhere
     return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).value
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.coverage import most_bands
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -159,12 +160,9 @@ def _rounds(pattern: tuple[int, ...]) -> str:
     numbers = [str(t + 1) for t in pattern]
     if len(numbers) == 1:
         return f"round {numbers[0]}"
-    if len(numbers) > _NAMED:
+    if len(numbers) > EFFORT.answers.named_rounds:
         return f"rounds {', '.join(numbers[:4])}, … and {numbers[-1]}"
     return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
-
-
-_NAMED = 6  # rounds that are all named
 
 
 def _confidence(guarantee: Guarantee, participation: Participation) -> Step:

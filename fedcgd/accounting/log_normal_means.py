@@ -17,13 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.losses import GridLoss
 from fedcgd.mechanisms.mechanism import Vector
 
-_FINE = 0.01  # a step, as a part of the distance from the mean, or of the standard deviation
-_WIDEST = 0.02  # a step of the logarithm
 _COMBINATIONS = 64  # more than there are sums of two
-_PAIRS = 2**18  # at a time
 _QUADRATURE = np.polynomial.legendre.leggauss(8)  # of one step of the grid, all terms positive
 _ROUNDING = 1e-12  # a probability is off by less, relatively
 
@@ -107,7 +105,7 @@ def _sum(one: Ratio, two: Ratio, variance: float, least: float) -> Ratio:
     )
     grid = np.concatenate([[0.0], grid])
     chances = np.zeros(len(grid))
-    rows = max(1, _PAIRS // len(two.values))
+    rows = max(1, EFFORT.memory.sums // len(two.values))
     for start in range(0, len(one.values), rows):
         part = slice(start, start + rows)
         values = np.add.outer(one.values[part], two.values).ravel()
@@ -148,7 +146,7 @@ def _nodes(low: float, high: float, mean: float, deviation: float) -> Vector:
     def side(length: float) -> Vector:
         points = [0.0]
         while points[-1] < length:
-            points.append(points[-1] + min(_WIDEST, _FINE * max(deviation, points[-1])))
+            points.append(points[-1] + min(EFFORT.ratios.widest, EFFORT.ratios.fine * max(deviation, points[-1])))
         return np.array(points)
 
     down, up = side(math.log(mean / low)), side(math.log(high / mean))

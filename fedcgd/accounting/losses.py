@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq, minimize_scalar
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms.mechanism import Vector
+
+_OUTSIDE, _LONGEST = EFFORT.ratios.outside, EFFORT.memory.matrix
 
 _UNIT = 2.0**-53
 _STAGE = (
     16 * _UNIT
 )  # an entry of a transform errs by less for each doubling of its length, in units of the sum of all entries
 _ONE_RELEASE = 1e-9  # relative: δ of a release, from which its masses follow, is right to a tenth of it
-_OUTSIDE = 1e-13  # of the tilted losses, that may lie above the window; what lies below wraps around and only adds
-_LONGEST = 2**24  # points of a transform: 0.5 GB; beyond, Chernoff's bound has to do
 _TILTS = math.log(1e-6), math.log(1e7)
 _LEAST_LOG = -690.0  # of a δ: a double holds no less
 
@@ -43,7 +44,7 @@ class GridLoss:
     infinite: float
 
     @staticmethod
-    def of_deltas(multiples: NDArray[np.int_], deltas: Vector, step: float) -> "GridLoss":
+    def from_deltas(multiples: NDArray[np.int_], deltas: Vector, step: float) -> "GridLoss":
         """The loss whose δ at each ε = `multiples`·step is that of `deltas`, and at no other ε less than δ of what has these.
 
         `multiples` ascend; δ is a convex function of e^ε. This is the pessimistic distribution of Doroshenko, Ghazi, Kamath,
@@ -105,7 +106,7 @@ class Composition:
         log_bound, tilt = _least(lambda tilt: self.log_mgf(tilt) - tilt * epsilon + _log_top(tilt))
         if log_bound < _LEAST_LOG:
             return min(1.0, math.exp(_LEAST_LOG) + self.infinite)
-        return _Tail.of(self, tilt, epsilon).delta(epsilon)
+        return _Tail.from_composition(self, tilt, epsilon).delta(epsilon)
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on ε at `delta`; infinite if losses that are counted as infinite are as likely as that."""
@@ -115,7 +116,7 @@ class Composition:
         most, tilt = _least(lambda tilt: (self.log_mgf(tilt) + _log_top(tilt) - math.log(left)) / tilt)
         if most <= 0:
             return 0.0
-        tail = _Tail.of(self, tilt, 0.0)
+        tail = _Tail.from_composition(self, tilt, 0.0)
         if tail.delta(0.0) <= delta:
             return 0.0
         if tail.delta(most) > delta:
@@ -153,7 +154,7 @@ class _Tail:
     infinite: float
 
     @staticmethod
-    def of(whole: Composition, tilt: float, epsilon: float) -> "_Tail":
+    def from_composition(whole: Composition, tilt: float, epsilon: float) -> "_Tail":
         """For questions about `epsilon` and more. If the window would be too long it has no masses: Chernoff's bound is left."""
         log_mgf, tilted = whole.log_mgf(tilt), [(loss.tilted(tilt), times) for loss, times in whole.parts]
         start, end = _window(whole, tilt, log_mgf, tilted)

@@ -22,7 +22,7 @@ METHOD = "privacy loss distribution of the Poisson-subsampled Gaussian mechanism
 
 @dataclass(frozen=True)
 class PoissonAccountant(SampledAccountant):
-    """Runs with Poisson or cyclic Poisson sampling, of C with at most b bands."""
+    """Runs of which no two rounds of a user overlap: Poisson or cyclic Poisson sampling, of C with at most b bands."""
 
     def check(self) -> None:
         column_norm(self.mechanism, self.participation)
@@ -44,4 +44,4 @@ class PoissonAccountant(SampledAccountant):
 
     def _eligible(self, released: int) -> int:
         """Rounds in which one user may take part."""
-        return max(1, math.ceil(released / self.participation.min_separation))
+        return max(1, math.ceil(released / self.participation.spacing))

@@ -15,24 +15,18 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.accounting.log_normal_means import log_normal_mean
 from fedcgd.accounting.losses import Composition, GridLoss
 from fedcgd.mechanisms.mechanism import Vector
 
+_GRID = EFFORT.losses
+
 LARGEST_MULTIPLIER = 1e6
 """σ over the norm beyond which amplification is left out: δ of one release is a difference that loses so many digits."""
 
 _LARGEST_EPSILON = 1e7  # no privacy at all: a grid of its losses has too few points
-_FINE = 2e-4  # step of the grid, as a part of ε: costs about half of that in ε, on the safe side
-_STEPS = (1e-5, 1e-3)  # the least step, and the largest for an ε of tens
-_COARSE = 2e-5  # the step for a huge ε, as a part of it
-_PER_SPREAD = 8  # steps in a standard deviation of one release's loss, as far as they are not too many
-_CELLS = 2e6  # of a grid, about: what memory holds
-_NEGLIGIBLE = 1e-6  # of δ, for losses that count as infinite
-_FIRST = 1e-20  # the same, while δ is not known
-_ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
-_ROUGH = 10, 1e-3  # times the step, and the accuracy, of a first search
 
 
 class Release(ABC):
@@ -89,7 +83,7 @@ class Coin(Release):
             low, high = sorted((-1 if adding else 1) * _log_mean(self.rate, end) for end in ends)
             multiples = np.arange(math.floor(low / step), math.ceil(high / step) + 1)
             epsilons = np.asarray(multiples * step, dtype=np.float64)
-            found.append(GridLoss.of_deltas(multiples, coin_delta(epsilons, mu, self.rate, adding), step))
+            found.append(GridLoss.from_deltas(multiples, coin_delta(epsilons, mu, self.rate, adding), step))
         return found[0], found[1]
 
 
@@ -156,7 +150,7 @@ class Profile(Release):
             while len(corners) > 1 and _is_above(corners[-2], corners[-1], i, gammas, values):
                 corners.pop()
             corners.append(i)
-        loss = GridLoss.of_deltas(multiples[corners], values[corners], step)
+        loss = GridLoss.from_deltas(multiples[corners], values[corners], step)
         return loss, loss
 
 
@@ -203,7 +197,7 @@ class Sampled:
 
     def delta(self, sigma: float, epsilon: float, coarser: float = 1.0) -> float:
         """An upper bound on δ at `epsilon`, at most 1; the larger of the two directions."""
-        epsilon, least = min(epsilon, _LARGEST_EPSILON), _FIRST
+        epsilon, least = min(epsilon, _LARGEST_EPSILON), _GRID.unknown
         while True:
             found = max(
                 (each.delta(epsilon) for each in self._compositions(sigma, epsilon, least, coarser)), default=1.0
@@ -212,19 +206,29 @@ class Sampled:
             if beyond <= 1e-3 * found or least <= LEAST_DELTA:
                 return found
             # Far losses rule Chernoff's bound: no more of them than are needed.
-            least = max(found * _NEGLIGIBLE / self._number if beyond < 0.1 * found else least**2, LEAST_DELTA)
+            least = max(found * _GRID.negligible / self._number if beyond < 0.1 * found else least**2, LEAST_DELTA)
 
     def epsilon(self, sigma: float, delta: float, most: float) -> float:
         """An upper bound on ε at `delta`, at most `most`; the larger of the two directions."""
+        if self.chance <= delta:
+            return 0.0
         found, step = most, math.inf
         while (finer := _step(min(found, _LARGEST_EPSILON))) < step / 2:  # finer steps only lower ε
-            step, least = finer, max(delta * _NEGLIGIBLE / self._number, LEAST_DELTA)
+            step, least = finer, max(delta * _GRID.negligible / self._number, LEAST_DELTA)
             both = self._compositions(sigma, min(found, _LARGEST_EPSILON), least, 1.0)
             found = min(found, max((each.epsilon(delta) for each in both), default=most))
         return found
 
     def noise_multiplier(self, epsilon: float, delta: float, most: float) -> float:
-        """The least σ found at which δ is at most `delta`, at most `most`; about 1e-5 above the least there is."""
+        """The least σ found at which δ is at most `delta`, at most `most`; about 1e-5 above the least there is.
+
+        Raises ValueError if δ is at least the probability that a user takes part at all: then it asks for no noise.
+        """
+        if self.chance <= delta:
+            raise ValueError(
+                f"delta = {delta:g} is at least the probability that a user takes part at all, {self.chance:.3g}: publishing "
+                "whoever does would keep it. Take a delta far below that probability"
+            )
         if epsilon > _LARGEST_EPSILON:
             return most
 
@@ -232,8 +236,8 @@ class Sampled:
             return lambda sigma: math.log(max(self.delta(sigma, epsilon, coarser), LEAST_DELTA) / delta)
 
         # Larger steps only raise δ, so that what is enough by them is enough.
-        rough = _least(excess(_ROUGH[0]), most, 2.0, _ROUGH[1])
-        return _least(excess(1.0), rough, 1.005, _ACCURACY / 2)
+        rough = _least(excess(_GRID.rough[0]), most, 2.0, _GRID.rough[1])
+        return _least(excess(1.0), rough, 1.005, _GRID.accuracy / 2)
 
     def covers(self, sigma: float) -> bool:
         """Whether amplification can be had for this σ."""
@@ -243,8 +247,18 @@ class Sampled:
         """The step of a grid for this ε."""
         span = sum(release.span(sigma, times, least) for release, times in self.releases)
         # The loss of a release must be told from none: that of many, each far below the step, would count several times.
-        finest = min(release.spread(sigma) for release, _ in self.releases) / _PER_SPREAD
-        return max(min(coarser * _step(epsilon), finest), span / _CELLS)
+        finest = min(release.spread(sigma) for release, _ in self.releases) / _GRID.per_spread
+        return max(min(coarser * _step(epsilon), finest), span / EFFORT.memory.cells)
+
+    @property
+    def chance(self) -> float:
+        """The probability that a user takes part at all: δ at ε = 0, the total variation distance, is never larger."""
+        rates = [(release.rate if isinstance(release, Coin) else 1.0, times) for release, times in self.releases]
+        return (
+            -math.expm1(sum(times * math.log1p(-rate) for rate, times in rates))
+            if all(rate < 1 for rate, _ in rates)
+            else 1.0
+        )
 
     @property
     def _number(self) -> int:
@@ -265,7 +279,7 @@ def _losses(release: Release, sigma: float, step: float, least: float) -> tuple[
 
 
 def _step(epsilon: float) -> float:
-    return min(max(_FINE * epsilon, _STEPS[0]), max(_STEPS[1], _COARSE * epsilon))
+    return min(max(_GRID.fine * epsilon, _GRID.steps[0]), max(_GRID.steps[1], _GRID.coarse * epsilon))
 
 
 def _least(excess: Callable[[float], float], enough: float, ratio: float, accuracy: float) -> float:

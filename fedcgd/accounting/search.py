@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.calibration import accountant
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -19,9 +20,8 @@ from fedcgd.participation.samplings import Law
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
 
-_GRID = 24  # numbers that the closed forms are tried at before the search
-_COARSE_GRID = 6  # when each needs a calibration under the sampling
-_CALIBRATIONS = 12  # about, that a search under a sampling takes
+_CHOICE = EFFORT.choice
+
 _TIE = 1e-12  # relative; rounding makes no number better than a smaller one
 
 
@@ -85,13 +85,13 @@ class Judge:
         def amplified(value: float) -> float:
             number = next(tries)
             if self.progress is not None:
-                self.progress(f"{symbol} = {value:.4f}, {number} of about {max(_CALIBRATIONS, number + 1)}")
+                self.progress(f"{symbol} = {value:.4f}, {number} of about {max(_CHOICE.calibrations, number + 1)}")
             return self.error(make(value))
 
         if not sampled:
-            return _search(plain, *ends, _GRID, 1e-7)
-        plainly = best(_search(plain, *ends, _GRID, 1e-3))
-        return _search(amplified, ends[0], min(ends[1], log(2.0) + scale(plainly)), _COARSE_GRID, 0.1)
+            return _search(plain, *ends, *_CHOICE.grid)
+        plainly = best(_search(plain, *ends, _CHOICE.grid[0], _CHOICE.start))
+        return _search(amplified, ends[0], min(ends[1], log(2.0) + scale(plainly)), *_CHOICE.sampled)
 
     @property
     def _unit(self) -> float:

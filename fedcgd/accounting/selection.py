@@ -11,6 +11,7 @@ from typing import get_args
 
 from fedcgd.accounting.calibration import accountant
 from fedcgd.accounting.coverage import NegativeEntryError, most_bands, nothing_to_choose
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.search import Judge, best, iterations, scale
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
@@ -25,9 +26,6 @@ from fedcgd.support.choices import LambdaObjective as Objective
 PRACTICAL_DIVISOR = 3.0
 """The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle. That is for a
 constant rate without momentum, where the noise of the last rounds, which nothing cancels any more, stays in the model."""
-
-_SWEEPS = 30  # at most, over several numbers, which is for those that depend on each other
-_SETTLED = 1e-4  # relative; a sweep that gains less is the last
 
 
 @dataclass(frozen=True)
@@ -242,10 +240,10 @@ def _with_best_numbers(
         return error
 
     if len(asked.open) > 1:
-        error = inf
-        for _ in range(_SWEEPS):
+        error, (sweeps, settled) = inf, EFFORT.choice.sweeps
+        for _ in range(sweeps):
             before, error = error, sweep(sampled=False)
-            if error > before * (1 - _SETTLED):
+            if error > before * (1 - settled):
                 break
     sweep(sampled=judge.sampled)
     return made(replace(asked, values=tuple(values)))

@@ -12,10 +12,11 @@ from scipy.special import ndtr, ndtri
 
 from fedcgd.accounting import compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import Progress, silent
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms.mechanism import Mechanism, Vector
 from fedcgd.participation import Participation
 
-_PAIRS = 16  # (ε, δ) that a sampled run's curve is made from; each takes a second or a few
+_PAIRS = EFFORT.answers.profile_points
 
 
 @dataclass(frozen=True)

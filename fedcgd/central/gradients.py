@@ -42,7 +42,6 @@ class ExampleGradients:
     def __init__(self, model: nn.Module, loss: Loss, *, spread: bool = False) -> None:
         _refuse_batch_norm(model)
         self._model, self._loss = model, loss
-        self._layers = layerwise.layers_of(model)
         self._looped = False
         self._structure = _without_parameters(model) if spread else None
 
@@ -57,16 +56,14 @@ class ExampleGradients:
             ValueError: if the model writes to a parameter or a buffer.
             Exception: what model or loss raise.
         """
-        layers = None if self._looped or self._called is not self._model else self._layers
-        if layers is not None and len(examples) == 2 and examples[0].shape[1] == 1:
-            inputs, targets = (part[:, 0] for part in examples)
+        if self._layers is not None and len(examples) == 2 and examples[0].shape[1] == 1:
             try:
-                return layerwise.gradients(layers, self._loss, trained, inputs, targets)
+                return layerwise.gradients(self._layers, self._loss, trained, examples[0][:, 0], examples[1][:, 0])
             except torch.OutOfMemoryError:
                 raise
             except (layerwise.UnusualShapeError, RuntimeError):
                 pass  # what fails in the other ways, too, is raised by them
-        kept = self._kept()
+        self._places, kept = _places(self._model), self._kept()
         if not self._looped:
             try:
                 mapped = vmap(grad(self._mean_loss), (None, None, *(0 for _ in examples)), randomness="different")
@@ -112,10 +109,14 @@ class ExampleGradients:
 
     def begin(self, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Copies of the values of `trained`, for the calls of one round; all processes over which they are spread do this."""
-        _refuse_batch_norm(self._model)
-        self._versions = {name: p._version for name, p in self._model.named_parameters()}
-        self._places = _places(self._model)
-        spread = any(isinstance(p, DTensor) for p in self._model.parameters())
+        self._versions: dict[str, int] = {}
+        self._frozen: dict[str, Tensor] = {}
+        spread = False
+        for name, p in self._model.named_parameters():
+            self._versions[name] = p._version
+            spread |= isinstance(p, DTensor)
+            if name not in trained:
+                self._frozen[name] = _whole(p)
         self._called = self._model
         if spread:
             if self._structure is None:
@@ -125,7 +126,10 @@ class ExampleGradients:
             for module, structure in zip(self._model.modules(), self._structure.modules(), strict=True):
                 structure.training = module.training
             self._called = self._structure
-        self._frozen = {name: _whole(p) for name, p in self._model.named_parameters() if name not in trained}
+        # As the model is now: a hook or another layer may have come since the round before.
+        self._layers = None if spread or self._looped else layerwise.layers_of(self._model)
+        if self._layers is None:
+            _refuse_batch_norm(self._model)
         return {name: _whole(p).clone() for name, p in trained.items()}
 
     def _kept(self) -> dict[str, Tensor]:

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedcgd.accounting.guarantee import NO_NOISE, Guarantee, large_delta
-from fedcgd.central.batches import Batches
-from fedcgd.central.examples import Examples, Transform, seeded
+from fedcgd.central.batches import Batches, Examples, Transform, seeded
 from fedcgd.central.gradients import ExampleGradients, Loss, as_spread
 from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
@@ -161,8 +160,7 @@ class PrivateGradient:
             for start in range(self._ranks.rank * self._micro_batch, len(rows), mine):
                 examples = self._examples.stack(rows[start : start + self._micro_batch], seed)
                 with seeded(seed, f"model {start}", self._device):
-                    parts = self._gradients(values, examples)
-                self._add_clipped(total, parts)
+                    self._add_clipped(total, self._gradients(values, examples))
         self._ranks.agree({"the round": self._round, "the size of micro-batches": self._micro_batch})
         return self._releases.release(total, self._round, rows)
 

@@ -45,7 +45,7 @@ def audit(asked: AuditOptions) -> int:
         )
     elif asked.rounds is not None:
         participation = asked.run(asked.rounds)
-        chosen = asked.chosen(participation, epsilon=asked.epsilon, delta=asked.delta)
+        chosen = asked.chosen(participation, epsilon=asked.epsilon, delta=asked.delta, curvature=asked.quadratic())
         sigma = asked.noise_multiplier
         if sigma is None:
             sigma = calibrate(chosen, participation, epsilon=asked.epsilon, delta=asked.delta).noise_multiplier

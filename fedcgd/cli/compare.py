@@ -1,14 +1,20 @@
-"""`fedcgd compare`: mechanisms side by side at one budget."""
+"""`fedcgd compare`: mechanisms side by side at one budget, and what their noise costs on a quadratic."""
 
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from fedcgd.accounting import calibrate
+from fedcgd.accounting.selection import select_lambda
 from fedcgd.cli.commands import CompareOptions
+from fedcgd.cli.options import RunOptions
 from fedcgd.cli.printing import (
+    budget,
     check_plot,
     console,
     drawn,
@@ -18,18 +24,69 @@ from fedcgd.cli.printing import (
     print_refusals,
     progress,
     sensitivity_text,
+    status,
 )
 from fedcgd.cli.usage import in_options
-from fedcgd.optimisation.catalogue import spelling_of
+from fedcgd.curvature import curves
+from fedcgd.curvature.curves import Curve
+from fedcgd.curvature.stationary import bounds, optimal_error, stationary_error
+from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism
+from fedcgd.optimisation.bands import power_bandwidths
+from fedcgd.optimisation.catalogue import BANDS, LAMBDA, MechanismSpec, spelling_of
+from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.quadratic import Quadratic
+from fedcgd.quadratic.loss import gradient_norm
+from fedcgd.support.choices import LambdaObjective
 
-_COLUMNS = ("noise_multiplier", "sensitivity", "rmse", "max_se")
+_CURVES = ("dp-sgd", "toeplitz", "bisr:4", "lambda-cgd", "nu-dp-ftrl", "blt:2")
 
 
-def default_mechanisms(separation: int, rounds: int) -> list[str]:
-    """The rows of Table 4 of arXiv:2601.22334 that make sense here: bandwidths up to b, and λ for few and many rounds.
+@dataclass(frozen=True)
+class Candidate:
+    """A row that is asked for: a mechanism, what λ of λ-CGD is chosen by if it is open, and the curvature it is fitted to."""
 
+    run: RunOptions
+    objective: LambdaObjective | None = None
+    fitted_to: Quadratic | None = None
+
+    @property
+    def label(self) -> str:
+        """The mechanism as it is asked for."""
+        fitted, by = self.fitted_to is not None, self.objective
+        return self.run.mechanism + (", fitted" if fitted else "") + (f", {by}" if by is not None else "")
+
+    def chosen(self, participation: Participation, epsilon: float, delta: float) -> Mechanism:
+        """The mechanism, at the budget. Raises ValueError if there is none."""
+        if self.objective is None:
+            return self.run.chosen(participation, epsilon=epsilon, delta=delta, curvature=self.fitted_to)
+        found = select_lambda(
+            participation,
+            objective=self.objective,
+            epsilon=epsilon,
+            delta=delta,
+            normalize=self.run.spelling().normalized,
+            workload=self.run.workload(participation.rounds),
+            curvature=self.fitted_to,
+        )
+        suffix = ":normalized" if self.run.spelling().normalized else ""
+        return replace(self.run, mechanism=f"lambda-cgd:{found.lam}{suffix}").chosen(
+            participation, epsilon=epsilon, delta=delta, curvature=None
+        )
+
+
+def default_mechanisms(separation: int, rounds: int, *, fitted: bool) -> list[str]:
+    """What is compared where nothing is named: with a curvature, one or two mechanisms of each kind.
+
+    Without one, the rows of Table 4 of arXiv:2601.22334 that make sense here: bandwidths up to b, and λ for few and many rounds.
     The mechanisms whose matrix is dense are left out; name them to include them.
     """
+    if fitted:
+        bands = min(8, separation)
+        return [
+            "dp-sgd", "lambda-cgd", "nu-dp-ftrl", "bisr:4", "toeplitz", "tree", "blt:2",
+            f"band-inv-mf:{bands}", f"banded-toeplitz:{bands}",
+            *([f"band-mf:{bands}", f"noise-curve:{bands}"] if bands > 1 else []),
+        ]  # fmt: skip
     bandwidths = sorted({p for p in (2, 4, 16, 64) if p < separation} | ({separation} if separation > 1 else set()))
     names = ["dp-sgd", *(f"lambda-cgd:{lam}" for lam in (0.9, 0.95, 0.975))]
     for name in ("bisr", "bsr", "banded-toeplitz", "band-inv-mf"):
@@ -38,40 +95,143 @@ def default_mechanisms(separation: int, rounds: int) -> list[str]:
 
 
 def compare(asked: CompareOptions) -> None:
-    """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first; with --curvature, least loss first."""
+    """Compare mechanisms at one budget: σ, sensitivity and errors, best RMSE first; with --curvature, least loss first."""
     check_plot(asked.plot)
-    workload, curvature = asked.workload(asked.rounds), asked.quadratic()
-    texts = asked.mechanism or default_mechanisms(asked.apart, asked.rounds)
-    runs = [(text, asked.with_mechanism(text)) for text in texts]
-    for _, one in runs:
-        one.spelling()  # refuses what is misspelled before any work
+    quadratic = asked.quadratic()
+    candidates = list(_candidates(asked, quadratic))
+    if asked.objective and not any(one.objective for one in candidates):
+        raise ValueError(
+            "--objective is for λ of lambda-cgd: give --mechanism lambda-cgd without a number, or leave it out"
+        )
     rows: list[dict[str, Any]] = []
-    with progress(len(runs), quiet=asked.json) as step:
-        for text, one in runs:
-            step(text)
+    with progress(len(candidates), quiet=asked.json) as step:
+        for one in candidates:
+            step(one.label)
             try:
-                participation = one.run(asked.rounds)
-                made = one.chosen(participation, epsilon=asked.epsilon, delta=asked.delta, error=asked.error)
-                guarantee = calibrate(made, participation, epsilon=asked.epsilon, delta=asked.delta)
-                label = f"{text} → {spelling_of(made)}" if one.spelling().is_open else text
-                rows.append({"label": label, **figures(made, participation, guarantee, workload, curvature)})
+                rows.append(_row(one, asked, quadratic))
             except ValueError as reason:
-                if len(runs) == 1:
+                if len(candidates) == 1:
                     raise
-                rows.append({"label": text, "error": in_options(str(reason))})
+                rows.append({"label": one.label, "error": in_options(str(reason))})
     if all("error" in row for row in rows):
         reasons = dict.fromkeys(row["error"] for row in rows)
         raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))
     rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
-    if asked.plot is not None:
+    summary = {} if quadratic is None else _summary(quadratic, asked.epsilon, asked.delta)
+    if asked.plot is not None and quadratic is None:
         draw(asked.plot, rows)
+    elif asked.plot is not None and quadratic is not None:
+        with status(asked.json) as say:
+            found = _curves(asked, quadratic, say)
+        draw_curves(asked.plot, found)
+        summary["curves"] = [asdict(curve) for curve in found]
     if asked.json:
-        print_json(rows)
+        print_json(budget(asked.epsilon, asked.delta) | summary | {"mechanisms": rows})
     else:
-        show(rows)
+        show(rows, summary)
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def _candidates(asked: CompareOptions, quadratic: Quadratic | None) -> Iterator[Candidate]:
+    """What is asked for, a row each. Raises ValueError, before any work, for what is misspelled."""
+    separation = asked.separation or 1
+    texts = asked.mechanism or default_mechanisms(separation, asked.rounds, fitted=quadratic is not None)
+    for text in dict.fromkeys(texts):
+        spec = MechanismSpec.parse(text)
+        bands = _bands(asked, spec) if spec.open[:1] == (BANDS,) else ()
+        for run in [asked.with_mechanism(str(replace(spec, values=(p,)))) for p in bands] or [
+            asked.with_mechanism(text)
+        ]:
+            for fitted_to in _fits(run.spelling(), quadratic):
+                by_rule = spec.is_open and spec.row.cls is LambdaCGD and fitted_to is None
+                rules = asked.objective if by_rule and asked.objective else [None]
+                yield from (Candidate(run, rule, fitted_to) for rule in rules)
+
+
+def _bands(asked: CompareOptions, spec: MechanismSpec) -> tuple[int, ...]:
+    """The numbers of bands to compare: 1, 2, 4, … and the most that there is use for."""
+    if not SAMPLINGS[asked.sampling].takes_groups or (asked.separation or 1) > 1:
+        return power_bandwidths(asked.participation(asked.rounds).spacing, 1)
+    if asked.sampling_rate is not None:
+        raise ValueError(
+            f"--sampling-rate is of a group of users, and each number of bands of {spec.row.name} has groups of its own: give "
+            "--participations, or --separation for one number of groups"
+        )
+    return power_bandwidths(asked.rounds, asked.participations or asked.rounds)
+
+
+def _fits(spec: MechanismSpec, quadratic: Quadratic | None) -> list[Quadratic | None]:
+    """None to show it as it is, the quadratic to show it fitted, or both."""
+    row = spec.row
+    if quadratic is None or spec.made is not None or row.fit is None or (row.finds_number and not spec.is_open):
+        return [None]
+    return [None, quadratic] if row.optimise is not None or row.parameters == (LAMBDA,) else [quadratic]
+
+
+def _row(one: Candidate, asked: CompareOptions, quadratic: Quadratic | None) -> dict[str, Any]:
+    """What is reported of a mechanism. Raises ValueError for what is not covered."""
+    participation, workload = one.run.run(asked.rounds), asked.workload(asked.rounds)
+    made = one.chosen(participation, asked.epsilon, asked.delta)
+    guarantee = calibrate(made, participation, epsilon=asked.epsilon, delta=asked.delta)
+    label = f"{one.label} → {spelling_of(made)}" if one.run.spelling().is_open else one.label
+    row = {"label": label, **figures(made, participation, guarantee, workload, quadratic)}
+    if quadratic is None:
+        return row
+    return row | {
+        "fitted": one.fitted_to is not None,
+        "gradient_norm": gradient_norm(made, asked.rounds, quadratic, stddev=guarantee.noise_multiplier),
+        "stationary": _stationary(made, quadratic, asked.epsilon, asked.delta),
+    }
+
+
+def _stationary(mechanism: Mechanism, quadratic: Quadratic, epsilon: float, delta: float) -> float | None:
+    """At (ε, δ) for a user who takes part once; None for a mechanism that is made for a number of rounds."""
+    try:
+        return _once(epsilon, delta) ** 2 * stationary_error(mechanism, quadratic)
+    except ValueError:
+        return None
+
+
+def _once(epsilon: float, delta: float) -> float:
+    """σ_{ε,δ}: of sensitivity 1."""
+    return calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
+
+
+def _summary(quadratic: Quadratic, epsilon: float, delta: float) -> dict[str, Any]:
+    """The spectrum, and the least that stationary noise can cost on it."""
+    spectrum, square = quadratic.spectrum, _once(epsilon, delta) ** 2
+    summary: dict[str, Any] = {
+        "measured_on": dict(spectrum.measured_on),
+        "dimension": spectrum.dimension,
+        "effective_dimension": spectrum.effective_dimension,
+        "largest_eigenvalue": spectrum.largest,
+        "learning_rate": quadratic.learning_rate,
+        "stationary_optimum": square * optimal_error(quadratic),
+    }
+    if quadratic.learning_rate * spectrum.largest <= 1:
+        found = bounds(quadratic)
+        summary["stationary_bounds"] = {
+            "independent": [square * bound for bound in found.independent],
+            "any_noise": square * found.any_noise,
+            "damped": square * found.damped,
+            "damped_nu": found.nu,
+        }
+    return summary
+
+
+def _curves(asked: CompareOptions, quadratic: Quadratic, step: Callable[[str], None]) -> list[Curve]:
+    """At equal privacy without a sampling, so that every point is found by its sensitivity alone."""
+    known = Participation(
+        rounds=asked.rounds, min_separation=asked.separation or 1, max_participations=asked.participations
+    )
+    return [
+        curves.against_rounds(_CURVES, known, quadratic, step),
+        curves.against_dimension(_CURVES, known, quadratic, step),
+        curves.against_effective_dimension(_CURVES, known, quadratic, step),
+        curves.against_nu(known, quadratic),
+    ]
+
+
+def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """The rows, one of which at least is no error, as a table whose title says what holds for all of them."""
     done = [row for row in rows if "error" not in row]
     own = len({_participation(row) for row in done}) > 1  # groups of their own, with cyclic Poisson sampling
@@ -82,21 +242,39 @@ def show(rows: list[dict[str, Any]]) -> None:
         + ("" if own else f", {_participation(first)}")
     )
     if unsure := max(row["failure_probability"] for row in done):
-        title += f"; δ includes {number(unsure)} for draws that mislead"
+        title += f"; δ includes {number(unsure)} for Monte Carlo samples that mislead"
     caption = "RMSE and MaxSE include σ; per unit of clip norm. The sensitivity of C is exact, or an upper bound where it has ≤"
-    if "loss" in first:
-        caption += "; loss is what the noise adds at the end, per (clip norm / cohort)²"
+    columns: tuple[str, ...] = ("noise_multiplier", "sensitivity", "rmse", "max_se")
+    if summary:
+        columns = ("noise_multiplier", "rmse", "loss", "gradient_norm", "stationary")
+        title += (
+            f"; d = {summary['dimension']}, d_eff = {number(summary['effective_dimension'])}, "
+            f"‖H‖ = {number(summary['largest_eigenvalue'])}, η = {number(summary['learning_rate'])}"
+        )
+        caption = (
+            "RMSE includes σ. Loss: what the noise adds after all rounds; gradient norm: to its mean over rounds; per "
+            "(clip norm / cohort)². Stationary: a run without end, in which a user takes part once; the least of all Toeplitz "
+            f"noise is {number(summary['stationary_optimum'])}"
+        )
+        if any(row["mechanism"] == "noise-curve" for row in done):
+            caption += (
+                ". noise-curve: with the barrier that suits networks, so above the least loss of its problem (digits, 8 bands: "
+                "by 38 %)"
+            )
     table = Table(title=title, caption=caption)
-    table.add_column("mechanism", no_wrap=True)
+    table.add_column("mechanism", overflow="fold")
     if own:
         table.add_column("participation")
-    columns = _COLUMNS + (("loss",) if "loss" in first else ())
     for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
+        table.add_column(
+            "σ" if column == "noise_multiplier" else column.replace("_", " "), justify="right", no_wrap=True
+        )
     for row in done:
-        shown = {column: number(row[column]) for column in columns} | {"sensitivity": sensitivity_text(row)}
+        shown = {column: number(row[column]) for column in columns}
+        if "sensitivity" in shown:
+            shown["sensitivity"] = sensitivity_text(row)
         label = re.sub(r"0\.\d{5,}", lambda digits: f"{float(digits[0]):.4f}", row["label"])  # JSON has all digits
-        table.add_row(label, *([_participation(row)] if own else []), *shown.values())
+        table.add_row(escape(label), *([_participation(row)] if own else []), *shown.values())
     console.print(table)
     print_refusals(rows)
 
@@ -115,3 +293,16 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
         bars = axes.barh([row["label"] for row in done], [row["rmse"] for row in done], color="0.6", edgecolor="black")
         axes.bar_label(bars, fmt="%.2f", padding=3)
         axes.margins(x=0.12)
+
+
+def draw_curves(path: Path, found: list[Curve]) -> None:
+    """A panel for each curve."""
+    from matplotlib.ticker import NullFormatter
+
+    with drawn(path, 11, 7.5) as figure:
+        for axes, curve in zip(figure.subplots(2, 2).flat, found, strict=True):
+            for name, losses in curve.losses.items():
+                axes.plot(curve.x, losses, marker=".", label=name)
+            axes.set(xscale="log", yscale="log", xlabel=curve.what, ylabel="loss at equal privacy")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.legend(fontsize=8)

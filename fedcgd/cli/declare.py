@@ -1,9 +1,11 @@
 """Commands from dataclasses: a field is an option or an argument, as its annotation says, and the docstring is the help.
 
+A docstring's last section, `Options:`, is the help of the fields, `name: text` each; groups of options are base classes.
 On Click alone. What a command does is imported when it is called, so that its help costs next to nothing.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -16,25 +18,19 @@ from fedcgd.cli.usage import CarefulCommand
 
 
 class Option:
-    """What the command line says of a field: `Annotated[int, Option(help="…")]` is `--name-of-the-field`.
+    """What the command line says of a field: `Annotated[int, Option(min=1)]` is `--name-of-the-field`, at least 1.
 
     Args:
         names: the option's, where they are not made of the field's.
-        help: one or two sentences.
         min: the least of a whole number.
         check: called with the value that was given, returns the one that is taken.
-        settings: passed on to Click, such as `metavar` and `type`.
+        settings: passed on to Click, such as `metavar`, `type`, and a `help` that is made.
     """
 
     def __init__(
-        self,
-        *names: str,
-        help: str = "",
-        min: int | None = None,
-        check: Callable[[Any], Any] | None = None,
-        **settings: Any,
+        self, *names: str, min: int | None = None, check: Callable[[Any], Any] | None = None, **settings: Any
     ) -> None:
-        self.names, self.help, self.min, self.check, self.settings = names, help, min, check, settings
+        self.names, self.min, self.check, self.settings = names, min, check, settings
 
 
 class Argument(Option):
@@ -88,24 +84,29 @@ def command(name: str | None, options: type, run: Callable[[Any], int | None]) -
 
     What `run` returns is the exit code; None is 0.
     """
-    hints = get_type_hints(options, include_extras=True)
-    own = [_parameter(each.name, hints[each.name], each.default) for each in fields(options)]
+    hints, texts = get_type_hints(options, include_extras=True), _texts(options)
+    own = [_parameter(each.name, hints[each.name], each.default, texts.get(each.name)) for each in fields(options)]
     own.sort(key=lambda parameter: not parameter.required)
-    return CarefulCommand(
-        name,
-        params=own,
-        help=inspect.cleandoc(options.__doc__ or ""),
-        callback=lambda **values: run(options(**values)),
-    )
+    return CarefulCommand(name, params=own, help=texts[""], callback=lambda **values: run(options(**values)))
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> click.Parameter:
+def _texts(options: type) -> dict[str, str]:
+    """The help of each field, those of the groups too, and under "" that of the command."""
+    found: dict[str, str] = {}
+    for group in reversed(options.__mro__):
+        found[""], _, section = inspect.cleandoc(group.__doc__ or "").partition("\n\nOptions:\n")
+        entries = re.split(r"^    (\w+): ", section, flags=re.MULTILINE)[1:]
+        found |= {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+    return found
+
+
+def _parameter(name: str, annotation: Any, default: Any, text: str | None) -> click.Parameter:
     annotated, about = get_args(annotation) if get_origin(annotation) is Annotated else (annotation, Option())
     [kind] = [each for each in get_args(annotated) if each is not NoneType] if _is_optional(annotated) else [annotated]
     several = get_origin(kind) is list
     if several:
         [kind] = get_args(kind)
-    settings: dict[str, Any] = {"type": _type(kind, about.min), "required": default is MISSING, "help": about.help}
+    settings: dict[str, Any] = {"type": _type(kind, about.min), "required": default is MISSING, "help": text}
     if default is not MISSING:
         settings["default"] = default
     if several or about.check:

@@ -15,7 +15,7 @@ from fedcgd.cli.commands import (
     ShowKeepersOptions,
     VerifyKeepersOptions,
 )
-from fedcgd.cli.printing import EXIT_PROBLEMS, console, key_value_table, note, print_json
+from fedcgd.cli.printing import EXIT_PROBLEMS, console, key_value_table, note, print_json, printed
 from fedcgd.keepers.agreement import EVALUATION, Kind
 from fedcgd.keepers.cards import KeeperKey, Keepers, check_name, host_and_port
 from fedcgd.keepers.record import read, record_file
@@ -95,14 +95,12 @@ def seal(asked: SealKeeperOptions) -> None:
         raise ValueError(f"there is no key file {asked.key}: nothing is deleted")
     KeeperKey.from_file(asked.key)  # it is a key, and not some other file
     delete_key_file(asked.key)
-    if asked.json:
-        print_json({"deleted": str(asked.key), "record": str(record_file(asked.key))})
-    else:
-        console.print(
-            f"{asked.key} is deleted, and its copies and backups are yours to delete; the record stays in "
-            f"{record_file(asked.key)}",
-            soft_wrap=True,
-        )
+    record = record_file(asked.key)
+    printed(
+        asked.json,
+        {"deleted": str(asked.key), "record": str(record)},
+        f"{asked.key} is deleted, and its copies and backups are yours to delete; the record stays in {record}",
+    )
 
 
 def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:

@@ -8,10 +8,9 @@ from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.cli.commands import (
     AdoptOptions,
     ComposeOptions,
-    ExportOptions,
-    LedgerOptions,
-    ModelOptions,
+    ModelFileOptions,
     SealOptions,
+    ShowOptions,
     VerifyOptions,
 )
 from fedcgd.cli.printing import (
@@ -21,6 +20,7 @@ from fedcgd.cli.printing import (
     key_value_table,
     note,
     print_json,
+    printed,
     status,
 )
 from fedcgd.cli.usage import complaints
@@ -34,13 +34,13 @@ from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import clean
 
 
-def show(asked: LedgerOptions) -> None:
-    """Say where a run stands: rounds, attempts, ε so far."""
-    with status(asked.json):
-        record, verification = records(asked.path), ledger.verify(asked.path)
+def show(asked: ShowOptions) -> None:
+    """Print where a run stands: rounds, attempts, ε so far; with --json all records, without user ids and models."""
     if asked.json:
-        print_json({"run": record["run"], "verification": verification.to_description()})
+        print_json(ledger.export(asked.path))
         return
+    with status(quiet=False):
+        record, verification = records(asked.path), ledger.verify(asked.path)
     run = record["run"]
     rows = [
         ("created", str(run["created"])),
@@ -95,13 +95,8 @@ def verify(asked: VerifyOptions) -> int:
     return EXIT_PROBLEMS if verification.problems else 0
 
 
-def export(asked: ExportOptions) -> None:
-    """Print all records as JSON, without user ids and models. Cohort sizes are in it: they are not differentially private."""
-    print_json(ledger.export(asked.path))
-
-
 def compose(asked: ComposeOptions) -> int:
-    """Say what several runs cost together each user who was in them; users are the same if their ids are."""
+    """Print what several runs cost together each user who was in them; users are the same if their ids are."""
     with status(asked.json):
         found = ledger.joint(asked.paths, delta=asked.delta, user=asked.user, register=asked.register)
     if asked.json:
@@ -130,7 +125,7 @@ def compose(asked: ComposeOptions) -> int:
     return EXIT_PROBLEMS if found.problems else 0
 
 
-def model(asked: ModelOptions) -> None:
+def model(asked: ModelFileOptions) -> None:
     """Write the last released model by name: the arrays that the run trained, and no others."""
     count = ledger.save_model(asked.path, asked.target, carried=asked.carried)
     if asked.carried:
@@ -142,28 +137,30 @@ def model(asked: ModelOptions) -> None:
             ". Arrays that were not trained (counters, frozen layers, fixed statistics) are not in a ledger; --carried takes "
             "them from the model that the run began with"
         )
-    console.print(f"{written} in {asked.target}{rest}", soft_wrap=True)
+    printed(asked.json, {"arrays": count, "target": str(asked.target)}, f"{written} in {asked.target}{rest}")
 
 
 def adopt(asked: AdoptOptions) -> None:
     """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost."""
     released = ledger.adopt(asked.path, NoiseKey.from_file(asked.key_file, runs=asked.runs))
-    console.print(
+    printed(
+        asked.json,
+        {"adopted": str(asked.path), "released": released, "key_file": str(asked.key_file)},
         f"{asked.path} is adopted after {plural(released, 'released round', 'released rounds')}, and goes on with "
         f"{asked.key_file}",
-        soft_wrap=True,
     )
 
 
 def seal(asked: SealOptions) -> None:
     """End a run for good and delete its key, so that nobody can remove the noise from what was released."""
     ledger.seal(asked.path, asked.key_file)
-    console.print(
+    printed(
+        asked.json,
+        {"sealed": str(asked.path), "deleted": asked.key_file and str(asked.key_file)},
         f"{asked.path} is sealed"
         + (f", {asked.key_file} is deleted" if asked.key_file else "; delete its key where you keep it")
         + ". Where a SuperLink was deployed, delete its database and journal too when it has stopped (state.db, state.db-wal, "
         "state.db-shm): they hold what nodes sent, without noise",
-        soft_wrap=True,
     )
 
 

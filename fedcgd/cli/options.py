@@ -18,7 +18,6 @@ from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism, spell
 from fedcgd.optimisation.damping import DAMPED, damping
 from fedcgd.participation import SAMPLINGS, Participation
 from fedcgd.quadratic import Quadratic, Spectrum
-from fedcgd.support.choices import Method
 
 SPELLINGS = ", ".join(row.spelling for row in TABLE.values())
 
@@ -28,13 +27,9 @@ def completed_mechanisms(ctx: click.Context, parameter: click.Parameter, typed: 
     return [name for name in TABLE if name.startswith(typed)]
 
 
-ErrorOption = Annotated[Objective, Option("--error", help="What optimised mechanisms minimise.")]
-RoundsOption = Annotated[int, Option("--rounds", help="Number of releases n.")]
-
-
-def _warned(delta: float) -> float:
-    """δ, and a word on standard error if it is so large that ε means little."""
-    if LARGE_DELTA <= delta < 1:
+def _usual_delta(delta: float | None) -> float | None:
+    """δ, and a word on standard error if it is so large that ε means little: one in 1/δ users may be published."""
+    if delta is not None and 1e-2 <= delta < 1:
         click.echo(
             f"Warning: δ = {delta:g} is large. To publish the data of one user in {max(1, round(1 / delta)):,}, drawn at random, "
             f"as they are is (0, {delta:g})-private too. Take a δ well below 1 / number of users.",
@@ -43,13 +38,7 @@ def _warned(delta: float) -> float:
     return delta
 
 
-LARGE_DELTA = 1e-2
-DeltaOption = Annotated[
-    float, Option("--delta", check=_warned, help="Failure probability δ; well below 1 / number of users.")
-]
-
-
-def usual(epsilon: float | None) -> float | None:
+def _usual_epsilon(epsilon: float | None) -> float | None:
     """ε, and a word on standard error if nobody trains with so little, or is protected by so much."""
     if epsilon is not None and 0 < epsilon < 0.1:
         click.echo(
@@ -64,41 +53,6 @@ def usual(epsilon: float | None) -> float | None:
     return epsilon
 
 
-EpsilonOption = Annotated[float, Option("--epsilon", check=usual, help="Budget ε; 0.1 to 10 is usual.")]
-NoiseMultiplierOption = Annotated[float, Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
-ReleasedOption = Annotated[
-    int | None,
-    Option(
-        "--released",
-        help="For the first rounds only; holds if their number does not depend on what they released.",
-    ),
-]
-MethodOption = Annotated[
-    Method | None,
-    Option(
-        "--method",
-        help="Of balls-in-bins: by draws, that mislead with probability 1e-12 (part of δ); or without any, in minutes. "
-        "Default: without any for dp-sgd, where that takes seconds, and else by draws.",
-    ),
-]
-JsonOption = Annotated[
-    bool,
-    Option("--json", help="Print JSON for machines, and nothing else; an infinite figure is the text 'inf'."),
-]
-
-
-MechanismOption = Annotated[
-    str,
-    Option(
-        "--mechanism",
-        shell_complete=completed_mechanisms,
-        help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
-        "Where there is a budget numbers may be left out, from the right: they are then chosen (not d of blt, nor ν without a "
-        "--curvature).",
-    ),
-]
-
-
 def rate(text: str | float) -> float:
     """A probability written as a number or a fraction, such as 128/50000. Raises click.BadParameter for anything else."""
     try:
@@ -107,61 +61,58 @@ def rate(text: str | float) -> float:
         raise click.BadParameter(f"a number or a fraction such as 128/50000, got {text!r}") from None
 
 
+Epsilon = Annotated[float, Option(check=_usual_epsilon)]
+EpsilonIfAny = Annotated[float | None, Option(check=_usual_epsilon)]
+Delta = Annotated[float, Option(check=_usual_delta)]
+DeltaIfAny = Annotated[float | None, Option(check=_usual_delta)]
+SpelledMechanism = Annotated[str, Option(shell_complete=completed_mechanisms)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """How a command prints.
+
+    Options:
+        json: Print JSON for machines, and nothing else; an infinite figure is the text 'inf'.
+    """
+
+    json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The budget of a whole run.
+
+    Options:
+        epsilon: Budget ε; 0.1 to 10 is usual.
+        delta: Failure probability δ; well below 1 / number of users.
+    """
+
+    epsilon: Epsilon
+    delta: Delta
+
+
 @dataclass(frozen=True, kw_only=True)
 class WhenOptions:
-    """Who takes part when: all but the number of rounds."""
+    """Who takes part when: all but the number of rounds.
 
-    participations: Annotated[
-        int | None,
-        Option(
-            "--participations",
-            help="A user takes part at most k times (Poisson, b-min-sep: in expectation; random-allocation: once in each of k "
-            "epochs). Default: ⌈rounds / separation⌉.",
-        ),
-    ] = None
-    sampling_rate: Annotated[
-        float | None,
-        Option(
-            "--sampling-rate",
-            type=rate,
-            metavar="Q",
-            help="Poisson: the probability q with which a user (cyclic-poisson: of the round's group; b-min-sep: one that may "
-            "take part again) takes part in a round, as a number or like 128/50000; in place of --participations.",
-        ),
-    ] = None
-    separation: Annotated[
-        int | None,
-        Option(
-            "--separation",
-            help="Any two participations of a user are at least b rounds apart. Default: 1; b-min-sep has none.",
-        ),
-    ] = None
-    sampling: Annotated[
-        str,
-        Option(
-            "--sampling",
-            type=click.Choice(tuple(SAMPLINGS)),
-            help="How a user's rounds are chosen; what is assumed must be done.",
-        ),
-    ] = "none"
-    cold_start: Annotated[
-        bool,
-        Option(
-            "--cold-start",
-            help="b-min-sep: every user may take part from the first round; without, the round from which it may is "
-            "drawn, so that cohorts are as large at the start as later.",
-        ),
-    ] = False
+    Options:
+        participations: A user takes part at most k times (Poisson, b-min-sep: in expectation; random-allocation: once in each
+            of k epochs). Default: ⌈rounds / separation⌉.
+        sampling_rate: Poisson: the probability q with which a user (cyclic-poisson: of the round's group; b-min-sep: one that
+            may take part again) takes part in a round, as a number or like 128/50000; in place of --participations.
+        separation: Any two participations of a user are at least b rounds apart. Default: 1; b-min-sep: two
+            thirds of rounds / participations.
+        sampling: How a user's rounds are chosen; what is assumed must be done.
+        cold_start: b-min-sep: every user may take part from the first round; without, the round from which it may is drawn, so
+            that cohorts are as large at the start as later.
+    """
 
-    @property
-    def apart(self) -> int:
-        """b, 1 where it is not given."""
-        return 1 if self.separation is None else self.separation
-
-    def with_mechanism(self, mechanism: str) -> "RunOptions":
-        """The options that these share with those of one run, and the mechanism."""
-        shared = {each.name: getattr(self, each.name) for each in fields(RunOptions) if hasattr(self, each.name)}
-        return RunOptions(**shared | {"mechanism": mechanism})
+    participations: int | None = None
+    sampling_rate: Annotated[float | None, Option(type=rate, metavar="Q")] = None
+    separation: int | None = None
+    sampling: Annotated[str, Option(type=click.Choice(tuple(SAMPLINGS)))] = "none"
+    cold_start: bool = False
 
     def participation(self, rounds: int, bands: int | None = None) -> Participation:
         """The participation that the options describe, for a mechanism with so many bands (None: it has no such number)."""
@@ -178,48 +129,66 @@ class WhenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(WhenOptions):
-    """Who takes part when, how the model moves, and what mechanisms are fitted to."""
+    """Who takes part when, how the model moves, and what mechanisms are fitted to.
 
-    momentum: Annotated[
-        float,
-        Option("--momentum", help="Heavy-ball momentum of the SGD that λ, p and what is optimised are for."),
-    ] = 0.0
-    schedule: Annotated[
-        Schedule,
-        Option("--schedule", help="Its learning rate: constant, or down to zero over the rounds. Costs no privacy."),
-    ] = "constant"
-    warmup: Annotated[int, Option("--warmup", help="So many first rounds in which the rate rises.")] = 0
+    Options:
+        momentum: Heavy-ball momentum of the SGD that λ, p and what is optimised are for.
+        schedule: Its learning rate: constant, or down to zero over the rounds. Costs no privacy.
+        warmup: So many first rounds in which the rate rises.
+        error: What optimised mechanisms minimise.
+        curvature: A spectrum of public data, as `fedcgd curve` writes it: what is optimised has the least loss on it, and so
+            have λ and ν that are left out.
+        learning_rate: With --curvature: η of the descent, below 2/‖H‖. Default: 1/‖H‖, where descent on the steepest direction
+            is fastest.
+    """
 
-    curvature: Annotated[
-        Path | None,
-        Option(
-            "--curvature",
-            help="A spectrum of public data, as `fedcgd curve` writes it, with --learning-rate: what is optimised "
-            "loses least on it, and so do λ and ν that are left out.",
-        ),
-    ] = None
-    learning_rate: Annotated[
-        float | None, Option("--learning-rate", help="η of the descent that --curvature is about; below 2/‖H‖.")
-    ] = None
+    momentum: float = 0.0
+    schedule: Schedule = "constant"
+    warmup: int = 0
+    error: Objective = "rmse"
+    curvature: Path | None = None
+    learning_rate: float | None = None
 
     def workload(self, rounds: int) -> Workload:
         """What the noise of so many rounds is summed by."""
         return scheduled_workload(self.schedule, rounds, momentum=self.momentum, warmup=self.warmup)
 
     def quadratic(self) -> Quadratic | None:
-        """What is fitted to, if anything. Raises ValueError, before any work, for one of the two options alone."""
-        if self.curvature is None and self.learning_rate is None:
+        """What is fitted to, if anything. Raises ValueError, before any work, for what does not go with a curvature."""
+        if self.curvature is None:
+            if self.learning_rate is not None:
+                raise ValueError("--learning-rate is of descent on a --curvature: give both, or leave it out")
             return None
-        if self.curvature is None or self.learning_rate is None:
-            raise ValueError("--curvature and --learning-rate belong together: give both, or none")
-        return Quadratic(Spectrum.load(self.curvature), self.learning_rate)
+        if (self.momentum, self.schedule, self.warmup) != (0, "constant", 0):
+            raise ValueError(
+                "--curvature is for descent at a constant rate without momentum: leave --momentum, --schedule and --warmup out"
+            )
+        spectrum = Spectrum.load(self.curvature)
+        if spectrum.largest == 0:
+            raise ValueError(
+                f"{self.curvature} has no curvature: all its eigenvalues are 0; give one that `fedcgd curve` measured"
+            )
+        return Quadratic(spectrum, 1 / spectrum.largest if self.learning_rate is None else self.learning_rate)
+
+    def with_mechanism(self, mechanism: str) -> "RunOptions":
+        """The options that these share with those of one run, and the mechanism."""
+        shared = {each.name: getattr(self, each.name) for each in fields(FitOptions)}
+        return RunOptions(**shared | {"mechanism": mechanism})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(FitOptions):
     """A mechanism, and who takes part when."""
 
-    mechanism: MechanismOption = "lambda-cgd"
+    mechanism: Annotated[
+        str,
+        Option(
+            shell_complete=completed_mechanisms,
+            help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
+            "Where there is a budget numbers may be left out, from the right: they are then chosen (not d of blt, nor ν without "
+            "a --curvature).",
+        ),
+    ] = "lambda-cgd"
 
     def spelling(self) -> MechanismSpec:
         """The mechanism that was asked for. Raises ValueError if it is misspelled."""
@@ -227,15 +196,17 @@ class RunOptions(FitOptions):
 
     def run(self, rounds: int) -> Participation:
         """The participation, with as many groups as the mechanism has bands where the sampling has groups."""
-        return self.participation(rounds, self.spelling().bands)
+        spec = self.spelling()
+        spec.check_bands(rounds)
+        return self.participation(rounds, spec.bands)
 
     def chosen(
         self,
         participation: Participation,
         *,
         epsilon: float | None,
-        delta: float,
-        error: Objective = "rmse",
+        delta: float | None,
+        curvature: Quadratic | None,
         progress: Callable[[str], None] | None = None,
     ) -> Mechanism:
         """The mechanism, chosen for the budget by `select_mechanism`; without a budget, as it is without a sampling.
@@ -246,11 +217,11 @@ class RunOptions(FitOptions):
         from fedcgd.accounting.selection import select_mechanism
 
         fitted_to: dict[str, Any] = {
-            "error": error,
+            "error": self.error,
             "workload": self.workload(participation.rounds),
-            "curvature": self.quadratic(),
+            "curvature": curvature,
         }
-        if epsilon is None:
+        if epsilon is None or delta is None:
             said = iterations(progress) if progress else None
             return mechanism(self.mechanism, participation, **fitted_to, progress=said)
         return select_mechanism(
@@ -265,6 +236,7 @@ class RunOptions(FitOptions):
             spelling_of(chosen),
             participation,
             workload=self.workload(participation.rounds),
+            error=self.error,
             curvature=self.quadratic(),
         )
         return damping(chosen, plain)
@@ -284,11 +256,6 @@ def participation_of(
 
     Where users take part by coins, `participations` is the expected number of a user's, and gives the probability of one.
     """
-    if bands is not None and bands > rounds >= 1:
-        raise ValueError(
-            f"the mechanism has {bands} bands, and a run of {rounds} rounds has use for {rounds} at most: "
-            f"write {rounds}, or fewer"
-        )
     scheme = SAMPLINGS[sampling]
     if scheme.takes_groups and separation in (None, 1):
         separation = bands

@@ -15,7 +15,7 @@ from fedcgd.cli.printing import budget, check_plot, console, drawn, print_json, 
 from fedcgd.planning import (
     LinearModel,
     PlannedRecipe,
-    Question,
+    PlanningProblem,
     RehearsedRecipe,
     as_python,
     as_run_config,
@@ -25,23 +25,23 @@ from fedcgd.planning import (
     recommended,
     rehearse,
     verdict,
-    with_more_turns,
+    with_more_participations,
 )
 from fedcgd.planning.planner import as_part, as_ratio
 from fedcgd.planning.rehearsal import Train
 from fedcgd.quadratic import Spectrum
 from fedcgd.support.numbers import as_clip_norm
 
-_TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
+_PARTICIPATIONS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
 
 
 def plan(asked: PlanOptions) -> None:
     """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate."""
     check_plot(asked.plot)
     as_clip_norm(asked.clip_norm)
-    question = Question(
+    question = PlanningProblem(
         users=asked.users, epsilon=asked.epsilon, delta=asked.delta, secret=tuple(asked.secret or ()),
-        turns=asked.turns, max_cohort=asked.max_cohort, max_rounds=asked.max_rounds, buffers=asked.buffers,
+        participations=asked.participations, max_cohort=asked.max_cohort, max_rounds=asked.max_rounds, buffers=asked.buffers,
         spectrum=_public(asked.spectrum, sure=asked.spectrum_is_public),
         model=_linear(asked.classes, asked.features, asked.uncentred),
         hidden_layers=asked.hidden_layers,
@@ -69,8 +69,8 @@ def plan(asked: PlanOptions) -> None:
             draw(asked.plot, question, _frontier(question, say))
         more = None
         if train is None and not is_hopeless(ranked):
-            say("twice the turns")
-            more = with_more_turns(question, ranked)
+            say("twice the participations")
+            more = with_more_participations(question, ranked)
     if asked.json:
         print_json(
             budget(asked.epsilon, asked.delta)
@@ -79,7 +79,7 @@ def plan(asked: PlanOptions) -> None:
                 if train is not None
                 else {"verdict": verdict(ranked), "expectation": expectation(recommended(ranked))}
             )
-            | ({} if more is None else {"loss_with_twice_the_turns": more.outcome.loss})
+            | ({} if more is None else {"loss_with_twice_the_participations": more.outcome.loss})
             | {"users": asked.users, "recipes": [figures(one, question, asked.clip_norm) for one in ranked]}
         )
     else:
@@ -121,7 +121,7 @@ def _check_public(what: str, option: str, sure: bool) -> None:
         )
 
 
-def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dict[str, Any]:
+def figures(planned: PlannedRecipe, question: PlanningProblem, clip_norm: float) -> dict[str, Any]:
     """A recipe as the JSON has it."""
     recipe = planned.recipe
     return {
@@ -147,7 +147,7 @@ def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dic
     }
 
 
-def _model(question: Question) -> str:
+def _model(question: PlanningProblem) -> str:
     """What the loss is taken for, in words."""
     if question.spectrum is not None:
         return "as the spectrum says"
@@ -159,12 +159,12 @@ def _model(question: Question) -> str:
 
 
 def show(
-    ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float, more: PlannedRecipe | None = None
+    ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: float, more: PlannedRecipe | None = None
 ) -> None:
-    """The recipes as a table, and one as Python and as a run configuration; `more` has twice the turns, and is better."""
-    secret = " or ".join(question.secret) or "nothing"
+    """The recipes as a table, and one as Python and as a run configuration; `more` has twice the participations."""
+    secret = " or ".join(question.secret) or "none"
     console.print(
-        f"{question.users} users, at most {question.turns} turns each; can be kept secret: {secret}; "
+        f"{question.users} users, at most {question.participations} participations each; samplings that can be secret: {secret}; "
         f"the model: {_model(question)}.\n"
         f"Each recipe is calibrated for ε = {question.epsilon:g} at δ = {question.delta:g} ({ADJACENCY}; "
         "sampling: the one named with it, else none; method: that of the sampling's accountant, which plan.guarantee() names).",
@@ -177,7 +177,7 @@ def show(
         else "s/n: how far a steady gradient of norm 1 moves the model, over the noise in a weight; one scale for all models"
     )
     table = Table(
-        caption="cohort: users in a round. turns: rounds of one user (poisson, b-min-sep: on average). rate: the first learning "
+        caption="cohort: users in a round. k: participations of a user (poisson, b-min-sep: on average). rate: first learning "
         "rate. schedule: of the rate (constant, or linear to 0), and the momentum. σ: noise for each unit of clip "
         "norm, in a round's sum. "
         f"{what}. loss: what theory expects the last model to keep of the loss that training can remove (1: all, 0: none)",
@@ -187,15 +187,15 @@ def show(
         pad_edge=False,
     )
     last = ("loss", "score") if rehearsed else ("s/n", "loss")
-    for column in ("recipe", "cohort", "rounds", "turns", "rate", "schedule", "σ", *last):
+    for column in ("recipe", "cohort", "rounds", "k", "rate", "schedule", "σ", *last):
         table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right", overflow="fold")
     for one in ranked:
         recipe = one.recipe
-        who = ", everybody" if recipe.steps == 1 else "" if recipe.sampling == "none" else f", {recipe.sampling}"
+        who = ", everybody" if recipe.steps == 1 else f", {recipe.sampling}" * recipe.is_secret
         schedule = "const" if recipe.schedule == "constant" else recipe.schedule
         loss = as_part(one.outcome.loss)
         table.add_row(
-            f"{recipe.mechanism}{who}", str(recipe.cohort), str(recipe.rounds), str(recipe.turns),
+            f"{recipe.mechanism}{who}", str(recipe.cohort), str(recipe.rounds), str(recipe.participations),
             f"{one.outcome.learning_rate / clip_norm:.3g}", f"{schedule}, {recipe.momentum:g}",
             f"{one.noise_multiplier:.4g}",
             *(
@@ -213,8 +213,8 @@ def show(
         console.print(expectation(recommended(ranked)), soft_wrap=True, highlight=False)
         if more is not None:
             console.print(
-                f"More turns are more work, at the same ε and δ: with --turns {2 * question.turns}, {more.recipe.mechanism} "
-                f"(nothing secret) leaves {as_part(more.outcome.loss)} of the loss.",
+                f"More participations are more work, at the same ε and δ: with --participations {2 * question.participations}, "
+                f"{more.recipe.mechanism} (without amplification) leaves {as_part(more.outcome.loss)} of the loss.",
                 soft_wrap=True, highlight=False,
             )  # fmt: skip
     chosen = ranked[0] if rehearsed else recommended(ranked)
@@ -230,27 +230,25 @@ def show(
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _frontier(question: Question, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
-    """For each kind, (turns, the least expected loss of at most so many)."""
+def _frontier(question: PlanningProblem, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
+    """For each kind, (participations, the least expected loss of at most so many)."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for turns in sorted({turns for turns in _TURNS if turns < question.turns} | {question.turns}):
-        say(f"the picture, {turns} turns")
-        for one in plan_recipes(replace(question, turns=turns)):
+    for k in sorted({k for k in _PARTICIPATIONS if k < question.participations} | {question.participations}):
+        say(f"the picture, {k} participations")
+        for one in plan_recipes(replace(question, participations=k)):
             points = curves.setdefault(one.kind, [])
-            points.append((turns, min([one.outcome.loss, *(loss for _, loss in points)])))
+            points.append((k, min([one.outcome.loss, *(loss for _, loss in points)])))
     return curves
 
 
-def draw(path: Path, question: Question, curves: dict[str, list[tuple[int, float]]]) -> None:
-    """Expected loss against turns, one curve a kind, into the image file `path`."""
+def draw(path: Path, question: PlanningProblem, curves: dict[str, list[tuple[int, float]]]) -> None:
+    """Expected loss against participations, one curve a kind, into the image file `path`."""
     with drawn(path, 7, 4.5) as figure:
-        axes = figure.add_subplot(
-            xscale="log", xlabel="at most so many turns of a user", ylabel="part of the loss that is left"
-        )
+        axes = figure.add_subplot(xscale="log", xlabel="participations of a user, at most", ylabel="excess loss")
         for (kind, points), marker in zip(curves.items(), "osv^D*Px<>", strict=False):
             axes.plot(*zip(*points, strict=True), marker=marker, label=kind)
-        every = sorted({turns for points in curves.values() for turns, _ in points})
-        axes.set_xticks(every, [str(turns) for turns in every])
+        every = sorted({k for points in curves.values() for k, _ in points})
+        axes.set_xticks(every, [str(k) for k in every])
         axes.set_xticks([], minor=True)
         axes.set_ylim(bottom=0)
         axes.set_title(f"{question.users} users, ε = {question.epsilon:g}, δ = {question.delta:g} (zero out one user)")

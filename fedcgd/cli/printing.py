@@ -48,6 +48,14 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
+def printed(as_json: bool, values: dict[str, Any], text: str) -> None:
+    """What was done: `values` for machines, or a line of `text` for people."""
+    if as_json:
+        print_json(values)
+    else:
+        console.print(text, soft_wrap=True, markup=False)
+
+
 def finite(value: Any) -> Any:
     """`value` with texts ("inf", "nan") in place of the numbers that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -114,7 +122,7 @@ def figures(
     workload: Workload = PREFIX_SUMS,
     curvature: Quadratic | None = None,
 ) -> dict[str, Any]:
-    """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has.
+    """The figures that `account` and `compare` report, with the keys that their JSON has.
 
     With a `curvature` among them is "loss": what the noise adds to it at the end, per (clip norm / cohort)².
     """

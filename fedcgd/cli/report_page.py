@@ -17,7 +17,7 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.commands import ReportOptions
-from fedcgd.cli.printing import EXIT_PROBLEMS, console, finite, status
+from fedcgd.cli.printing import EXIT_PROBLEMS, finite, printed, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
 from fedcgd.ledger import client_metrics
 from fedcgd.ledger.evaluations import evaluation_ledger
@@ -37,7 +37,7 @@ SHOWN_ATTEMPTS = 500
 
 def report(asked: ReportOptions) -> int:
     """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model."""
-    with status(False) as progress:
+    with status(asked.json) as progress:
         if asked.output.suffix not in FORMATS:
             raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {asked.output}")
         if asked.output.resolve() == asked.path.resolve():
@@ -62,7 +62,11 @@ def report(asked: ReportOptions) -> int:
         except OSError as error:
             raise ValueError(f"cannot write {asked.output}: {error.strerror}") from error
     what = f"the register {register}" if compared else "no register (--register)"
-    console.print(f"{asked.output} is written, compared with {what}", soft_wrap=True, markup=False)
+    printed(
+        asked.json,
+        {"output": str(asked.output), "register": register and str(register), "problems": list(statement["problems"])},
+        f"{asked.output} is written, compared with {what}",
+    )
     return EXIT_PROBLEMS if statement["problems"] else 0
 
 
@@ -247,7 +251,7 @@ def _rounds(record: dict[str, Any]) -> str:
     ]
     table = grid_html(("round, from 1", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
     if len(attempts) > SHOWN_ATTEMPTS:
-        table = f"<p>The first {SHOWN_ATTEMPTS}; <code>fedcgd ledger export</code> has all.</p>{table}"
+        table = f"<p>The first {SHOWN_ATTEMPTS}; <code>fedcgd ledger show --json</code> has all.</p>{table}"
     return body + _folded("Every attempt", table)
 
 
@@ -267,7 +271,7 @@ def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
 
 
 def _check(name: str) -> str:
-    commands = (f"ledger verify {name}", f"ledger export {name}", f"report {name} -o report.html")
+    commands = (f"ledger verify {name}", f"ledger show {name} --json", f"report {name} -o report.html")
     lines = "\n".join(f"fedcgd {escape(command)}" for command in commands)
     return (
         f"<p>From a copy of the ledger, without its key:</p><pre>{lines}</pre><p>The record proves what the server wrote down. "

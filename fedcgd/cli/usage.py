@@ -53,6 +53,7 @@ _OPTIONS = {
     "noise_multiplier": "--noise-multiplier",
     "sampling_rate": "--sampling-rate",
     "clip_norm": "--clip-norm",
+    "learning_rate": "--learning-rate",
 }
 _NAME = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
 _SUBJECT = re.compile(r"^(epsilon|delta|rounds|released|participations|trials|confidence)(?= must be)")
@@ -80,7 +81,6 @@ OTHER_NAMES = {
     "--bands": "--mechanism NAME:p",
     "--clip": "--clip-norm",
     "--max-grad-norm": "--clip-norm",
-    "--normalised": "--normalized",
 }
 
 

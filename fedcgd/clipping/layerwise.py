@@ -6,7 +6,8 @@ into it, and no parameter twice. Those treat the rows of a batch apart. The loss
 example.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of a batch, targets) → one loss per example."""
 
 _LAYERS = (nn.Linear, nn.Conv2d, nn.GroupNorm)
+_CONVOLUTION = ("stride", "padding", "dilation", "groups")
 _IMAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _PER_EXAMPLE = (
     nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus,
@@ -24,39 +26,38 @@ _PER_EXAMPLE = (
 )  # fmt: skip
 
 
-def layers_of(model: nn.Module) -> tuple[tuple[str, nn.Module], ...] | None:
-    """The layers of `model` in the order in which they are applied, with their names; None if they are not all known."""
-    layers = tuple(_layers(model, ""))
-    known = all(_is_known(layer) for _, layer in layers)
-    held = [tensor for _, layer in layers for tensor in layer.parameters()]
-    apart = len({id(tensor) for tensor in held}) == len(held)
-    return layers if known and apart and held else None
-
-
 class UnusualShapeError(Exception):
     """An input without a batch's dimensions, of which a layer might take examples for channels."""
 
 
-def _layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    if type(module) is nn.Sequential and _is_plain(module):
-        for part, layer in module._modules.items():  # one that occurs twice is named twice
-            assert layer is not None
-            yield from _layers(layer, f"{name}.{part}" if name else part)
-        return
-    yield name, module
+def layers_of(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]] | None:
+    """The layers of `model` in the order in which they are applied, with what the names of their parameters begin with.
+
+    None if they are not all known, or share a parameter.
+    """
+    if type(model) is not nn.Sequential or not _is_plain(model):
+        return [(path, model)] if _is_known(model) and (path or model._parameters) else None
+    layers: list[tuple[str, nn.Module]] = []
+    for part, layer in model._modules.items():  # one that occurs twice is named twice
+        found = layers_of(layer, f"{path}{part}.") if layer is not None else None
+        if found is None:
+            return None
+        layers += found
+    held = [p for _, layer in layers for p in layer._parameters.values() if p is not None]
+    return layers if path or (held and len(set(map(id, held))) == len(held)) else None
 
 
 def _is_known(layer: nn.Module) -> bool:
-    if not _is_plain(layer) or getattr(layer, "inplace", False):
-        return False
     match layer:
         case nn.Conv2d():
-            return type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+            usual = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         case nn.Flatten():
-            return type(layer) is nn.Flatten and layer.start_dim == 1
+            usual = layer.start_dim == 1
         case nn.MaxPool2d():
-            return type(layer) is nn.MaxPool2d and not layer.return_indices
-    return type(layer) in (*_LAYERS, *_PER_EXAMPLE)
+            usual = not layer.return_indices
+        case _:
+            usual = not getattr(layer, "inplace", False)
+    return usual and type(layer) in (*_LAYERS, *_PER_EXAMPLE) and _is_plain(layer)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -78,33 +79,40 @@ def gradients(
     examples = len(inputs)
     with torch.enable_grad():
         x = inputs.detach()
-        for name, layer in layers:
+        for path, layer in layers:
             if x.dim() < 2 or (isinstance(layer, _IMAGES) and x.dim() != 4):
                 raise UnusualShapeError
-            held = {part: trained.get(_full(name, part), value).detach() for part, value in layer.named_parameters()}
+            held: dict[str, Any] = {}
+            for part, value in layer._parameters.items():
+                held[part] = None if value is None else trained.get(path + part, value).detach()
             if isinstance(layer, nn.GroupNorm):
-                many = {part: value.repeat(examples) for part, value in held.items()}
-                for part in held:
-                    if _full(name, part) in trained:
-                        sources[_full(name, part)] = many[part].requires_grad_()
+                for part, value in held.items():
+                    held[part] = many = None if value is None else value.repeat(examples)
+                    if many is not None and path + part in trained:
+                        sources[path + part] = many.requires_grad_()
                 # Each example's channels are channels of one example: then each has weights of its own.
                 whole = x.reshape(1, -1, *x.shape[2:])
-                x = functional.group_norm(whole, examples * layer.num_groups, **many, eps=layer.eps).reshape(x.shape)
+                x = functional.group_norm(whole, examples * layer.num_groups, **held, eps=layer.eps).reshape(x.shape)
             elif isinstance(layer, nn.Linear | nn.Conv2d):
-                before[name] = x.detach()
-                x = _applied(layer, x, **held)
+                before[path] = x.detach()
+                if isinstance(layer, nn.Linear):
+                    x = functional.linear(x, **held)
+                else:
+                    held |= {name: getattr(layer, name) for name in _CONVOLUTION}
+                    x = functional.conv2d(x, **held)
                 if not x.requires_grad:  # nothing before it is trained
                     x.requires_grad_()
-                sources[name] = x
+                sources[path] = x
             else:
                 x = layer(x)
         losses = _losses(loss, x, targets)
     found = dict(zip(sources, torch.autograd.grad(losses.sum(), list(sources.values())), strict=True))
-    for name, layer in layers:
-        if name in before:
+    for path, layer in layers:
+        if path in before:
             parts = _linear if isinstance(layer, nn.Linear) else convolution_gradients
-            rows |= {_full(name, part): row for part, row in parts(layer, before[name], found[name]).items()}
-    return [(rows | found)[name].reshape(examples, -1) for name in trained]
+            for part, row in parts(layer, before.pop(path), found.pop(path)).items():
+                rows[path + part] = row
+    return [(rows if name in rows else found)[name].reshape(examples, -1) for name in trained]
 
 
 def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -120,19 +128,9 @@ def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     return vmap(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum())(outputs, targets)
 
 
-def _full(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part
-
-
-def _applied(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if isinstance(layer, nn.Linear):
-        return functional.linear(x, weight, bias)
-    return functional.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
-
-
 def _linear(layer: nn.Module, x: Tensor, backprops: Tensor) -> dict[str, Tensor]:
     """Weight: Σ over positions of backprops ⊗ input."""
-    backprops, x = (part.reshape(len(part), -1, part.shape[-1]) for part in (backprops, x))
+    backprops, x = backprops.reshape(len(x), -1, backprops.shape[-1]), x.reshape(len(x), -1, x.shape[-1])
     rows = {"weight": torch.bmm(backprops.transpose(1, 2), x)}
     return rows if layer.bias is None else {**rows, "bias": backprops.sum(dim=1)}
 

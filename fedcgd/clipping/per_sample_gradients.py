@@ -248,6 +248,8 @@ def _form_for(parts: Parts) -> RowPasses:
 
 
 def _squares(rows: Tensor) -> Tensor:
+    if rows.shape[1] < LANES:
+        return _BY_TORCH.squares(rows)
     lanes = np.zeros((len(rows), LANES))
     kernels_for(rows.numel()).squares(aligned(rows.numpy()), lanes)
     return torch.from_numpy(lanes.sum(axis=1))

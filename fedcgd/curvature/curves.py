@@ -92,7 +92,7 @@ def against_effective_dimension(
     points = []
     for power in (4.0, 2.0, 1.0, 0.5, 0.25, 0.0):
         values, counts = spectrum.arrays()
-        bent = Spectrum.of(largest * (values / largest) ** power, counts)
+        bent = Spectrum.from_eigenvalues(largest * (values / largest) ** power, counts)
         points.append((bent.effective_dimension, participation, replace(quadratic, spectrum=bent)))
     return _curve("effective dimension", spellings, points, step)
 
@@ -115,7 +115,7 @@ def against_nu(participation: Participation, quadratic: Quadratic) -> Curve:
 def _largest(spectrum: Spectrum, dimension: float) -> Spectrum:
     counts = np.array(spectrum.counts)
     kept = np.minimum(counts, np.maximum(dimension - (np.cumsum(counts) - counts), 0.0))
-    return Spectrum.of(np.array(spectrum.eigenvalues)[kept > 0], kept[kept > 0])
+    return Spectrum.from_eigenvalues(np.array(spectrum.eigenvalues)[kept > 0], kept[kept > 0])
 
 
 def _curve(

@@ -80,7 +80,7 @@ class Reference:
     damping: float
 
     @staticmethod
-    def of(hessian: Hessian, *, eigenvalues: int = 20) -> "Reference":
+    def from_hessian(hessian: Hessian, *, eigenvalues: int = 20) -> "Reference":
         """The bound from a Hessian's own largest eigenvalues; keeps k·d numbers.
 
         Args:

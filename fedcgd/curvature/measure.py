@@ -104,14 +104,18 @@ def measure_spectrum(
         watched.doing = "all columns"
         everything = np.linalg.eigvalsh(watched.matrix().double().numpy())[::-1]
         kept = tuple(float(value) for value in everything)
-        spectrum = Spectrum.of(everything, measured_on=origin | {"method": "all eigenvalues"} | watched.taken())
+        spectrum = Spectrum.from_eigenvalues(
+            everything, measured_on=origin | {"method": "all eigenvalues"} | watched.taken()
+        )
         return Measurement(spectrum, kept, None, None, watched.effort())
     watched.doing = f"{eigenvalues} largest eigenvalues"
     computed, _ = largest_eigenpairs(watched.product, d, eigenvalues, dtype=hessian.dtype, seed=seed)
     top = computed[computed > smallest]
     origin |= {"method": "largest eigenvalues by Lanczos", "largest": top.tolist()}
     if len(top) < eigenvalues:
-        spectrum = Spectrum.of([*top, 0.0], [*np.ones(len(top)), d - len(top)], measured_on=origin | watched.taken())
+        spectrum = Spectrum.from_eigenvalues(
+            [*top, 0.0], [*np.ones(len(top)), d - len(top)], measured_on=origin | watched.taken()
+        )
         return Measurement(spectrum, tuple(top.tolist()), None, None, watched.effort())
     watched.doing = "how many of every size"
     spread = density(
@@ -136,7 +140,7 @@ def measure_spectrum(
         },
     }
     flat = d - count
-    spectrum = Spectrum.of(
+    spectrum = Spectrum.from_eigenvalues(
         [*top, *values, *([0.0] if flat else [])],
         [*np.ones(len(top)), *counts, *([flat] if flat else [])],
         measured_on=origin | watched.taken(),

@@ -10,8 +10,8 @@ from fedcgd.keepers.agreement import EVALUATION, TRAINING, Agreement, Kind, Sums
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Keeper, Opening, Refusal, RefusedError
 from fedcgd.keepers.masks import Masked, add, lifted, mask
+from fedcgd.keepers.participations import NodeParticipations
 from fedcgd.keepers.tls import Tls
-from fedcgd.keepers.turns import NodeTurns
 
 __all__ = [
     "EVALUATION",
@@ -23,7 +23,7 @@ __all__ = [
     "Keepers",
     "Kind",
     "Masked",
-    "NodeTurns",
+    "NodeParticipations",
     "Opening",
     "Refusal",
     "RefusedError",

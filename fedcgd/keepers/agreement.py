@@ -27,11 +27,6 @@ Kind = Literal["training", "evaluation"]
 TRAINING: Kind = "training"
 EVALUATION: Kind = "evaluation"
 
-_SPREAD = (
-    12.0  # standard deviations of the released row that must fit the residues: beyond are 10⁻³² of a normal's draws
-)
-_MOST_ROUND = 2**32
-_MOST_SIZE = 2**32
 _RUN = re.compile(r"[A-Za-z0-9._-]{0,64}")  # it is in logs of keepers, who look there for what the server asks
 
 
@@ -55,8 +50,8 @@ class Sums:
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or self.bits not in (32, 64):
             raise ValueError(f"bits must be 32 or 64, got {self.bits!r}")
-        if not isinstance(self.size, int) or not 1 <= self.size <= _MOST_SIZE:
-            raise ValueError(f"size must be at least 1 and at most {_MOST_SIZE}, got {self.size!r}")
+        if not isinstance(self.size, int) or not 1 <= self.size <= 2**32:
+            raise ValueError(f"size must be at least 1 and at most 2³², got {self.size!r}")
         check_plan(self.plan)
 
 
@@ -173,7 +168,7 @@ class Agreement(Sums):
         """
         if not 0 <= round < self.plan.participation.rounds:
             raise ValueError(f"round must be in 0 … {self.plan.participation.rounds - 1}, got {round}")
-        if not 0 <= attempt < _MOST_ROUND:
+        if not 0 <= attempt < 2**32:
             raise ValueError(f"attempt must be at least 0 and below 2³², got {attempt}")
         self.keepers.check_present(present)
         return self.context + json.dumps([self.kind, round, attempt, *present]).encode()
@@ -286,7 +281,8 @@ def sums_of(plan: Plan, *, size: int, keepers: Keepers, users: int) -> Sums:
     """
     check_plan(plan)
     row = longest_row(plan.mechanism, plan.participation.rounds)
-    reach = users * plan.clip_norm + _SPREAD * plan.stddev * keepers.shares.louder * row
+    # Twelve standard deviations of the released row: 10⁻³² of a normal's draws are beyond.
+    reach = users * plan.clip_norm + 12 * plan.stddev * keepers.shares.louder * row
     return Sums(plan=plan, size=size, bits=32 if reach < 2**31 * step_of(plan, size, keepers.shares) else 64)
 
 

@@ -37,7 +37,13 @@ SUITE_NAME = "HPKE MLKEM768-X25519 HKDF-SHA256 ChaCha20Poly1305"
 SEALED_BYTES = 1168
 """The length of a sealed seed."""
 
-_MLKEM_SEED, _MLKEM_PUBLIC, _X25519 = 64, 1184, 32
+
+class _Bytes:
+    """Lengths of keys: ML-KEM-768's (FIPS 203) and X25519's (RFC 7748)."""
+
+    mlkem_seed, mlkem_public, x25519 = 64, 1184, 32
+
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})")
 
@@ -114,15 +120,16 @@ class Card:
 
     def _parsed(self) -> hpke.MLKEM768X25519PublicKey:
         try:
-            if len(self.public_key) != _MLKEM_PUBLIC + _X25519:
+            if len(self.public_key) != _Bytes.mlkem_public + _Bytes.x25519:
                 raise ValueError
             return hpke.MLKEM768X25519PublicKey(
-                MLKEM768PublicKey.from_public_bytes(self.public_key[:_MLKEM_PUBLIC]),
-                X25519PublicKey.from_public_bytes(self.public_key[_MLKEM_PUBLIC:]),
+                MLKEM768PublicKey.from_public_bytes(self.public_key[: _Bytes.mlkem_public]),
+                X25519PublicKey.from_public_bytes(self.public_key[_Bytes.mlkem_public :]),
             )
         except ValueError as error:
             raise ValueError(
-                f"keeper {self.name!r} has no valid public key: {_MLKEM_PUBLIC + _X25519} bytes that fedcgd keeper new printed"
+                f"keeper {self.name!r} has no valid public key: {_Bytes.mlkem_public + _Bytes.x25519} bytes that "
+                "fedcgd keeper new printed"
             ) from error
 
 
@@ -162,9 +169,11 @@ class KeeperKey:
     def __init__(self, key: NoiseKey) -> None:
         self.noise = key
         """Where the keeper's share of the noise comes from."""
-        seed = HKDFExpand(hashes.SHA256(), _MLKEM_SEED + _X25519, b"fedcgd keeper: private key").derive(key.sealing)
-        mlkem = MLKEM768PrivateKey.from_seed_bytes(seed[:_MLKEM_SEED])
-        x25519 = X25519PrivateKey.from_private_bytes(seed[_MLKEM_SEED:])
+        seed = HKDFExpand(hashes.SHA256(), _Bytes.mlkem_seed + _Bytes.x25519, b"fedcgd keeper: private key").derive(
+            key.sealing
+        )
+        mlkem = MLKEM768PrivateKey.from_seed_bytes(seed[: _Bytes.mlkem_seed])
+        x25519 = X25519PrivateKey.from_private_bytes(seed[_Bytes.mlkem_seed :])
         self._private = hpke.MLKEM768X25519PrivateKey(mlkem, x25519)
         self._public = mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw()
 

@@ -22,8 +22,7 @@ Residues = NDArray[np.unsignedinteger[Any]]
 SEED_BYTES = 32
 TICKET_BYTES = 16
 
-_CHUNK = 2**17  # bytes: this part of the sum stays in the cache until all masks are on it
-_ZEROS = memoryview(bytes(_CHUNK))
+_ZEROS = memoryview(bytes(2**17))  # this part of the sum stays in the cache until all masks are on it
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,8 @@ def subtract_masks(total: Residues, seeds: Iterable[bytes]) -> None:
 
 
 def _each_chunk(total: Residues, seeds: Iterable[bytes], change: np.ufunc) -> None:
-    count = _CHUNK // total.itemsize
-    buffer = np.empty(_CHUNK, np.uint8)
+    count = len(_ZEROS) // total.itemsize
+    buffer = np.empty(len(_ZEROS), np.uint8)
     streams = [Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor() for seed in seeds]
     for start in range(0, len(total), count):
         part = total[start : start + count]

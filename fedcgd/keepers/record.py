@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.support.records import check_record, check_tables, read_only
 from fedcgd.support.untrusted import MalformedError
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,10 +25,19 @@ from fedcgd.keepers.masks import Residues
 from fedcgd.keepers.tls import Tls
 from fedcgd.keepers.wire import answer_to_bytes, from_bytes, proof
 
-_MOST_BYTES = 2**30  # of a request: 900,000 nodes
-_PATIENCE = 60.0  # seconds without a byte until a connection is given up
-_HANDSHAKE = 5.0  # seconds in which whoever connects must have shown a certificate that is trusted
-_MOST_STRANGERS, _MOST_FROM_ONE = 64, 8  # connections that have not yet: altogether, and from one address
+
+@dataclass(frozen=True)
+class Limits:
+    """What a service takes of whoever connects."""
+
+    request: int = 2**30  # bytes: 900,000 nodes
+    silence: float = 60.0  # seconds without a byte until a connection is given up
+    handshake: float = 5.0  # seconds in which a trusted certificate must have been shown
+    strangers: int = 64  # connections that have not shown one yet, altogether
+    from_one: int = 8  # and from one address
+
+
+LIMITS = Limits()
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +124,9 @@ class KeeperService(ThreadingHTTPServer):
         """Make room for the connection, and answer it in a thread of its own."""
         with self._of_strangers:
             from_there = [one for one, address in self._strangers.items() if address == client_address[0]]
-            if len(from_there) >= _MOST_FROM_ONE:
+            if len(from_there) >= LIMITS.from_one:
                 self._let_go(from_there[0])
-            elif len(self._strangers) >= _MOST_STRANGERS:
+            elif len(self._strangers) >= LIMITS.strangers:
                 self._let_go(next(iter(self._strangers)))
             self._strangers[request] = client_address[0]
         super().process_request(request, client_address)
@@ -129,7 +139,7 @@ class KeeperService(ThreadingHTTPServer):
     def finish_request(self, request: Any, client_address: Any) -> None:
         """See who it is, and answer."""
         try:
-            request.settimeout(_HANDSHAKE)
+            request.settimeout(LIMITS.handshake)
             request.do_handshake()
         finally:
             with self._of_strangers:
@@ -154,11 +164,11 @@ class KeeperService(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: KeeperService
     server_version, sys_version = "fedcgd", ""
-    timeout = _PATIENCE
+    timeout = LIMITS.silence
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _MOST_BYTES:
+        if not length.isdecimal() or int(length) > LIMITS.request:
             self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return
         asked = self.rfile.read(int(length))

@@ -10,7 +10,7 @@ from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.registry import read_register
 from fedcgd.ledger.settings import identity_hash
 from fedcgd.ledger.store import stored_run
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import clean, parse_json
 

@@ -10,7 +10,7 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.shares import KeeperGuarantee, NoiseShares, guarantees_by_collusion
 from fedcgd.ledger import openings
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations_by_collusion
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import MalformedError, clean

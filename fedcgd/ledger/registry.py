@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedcgd.ledger.store import reader, stored_run
 from fedcgd.ledger.transactions import now, transaction
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.support.numbers import plural
 from fedcgd.support.records import check_record, check_tables, make_record, read_only, record_name
 from fedcgd.support.untrusted import MalformedError

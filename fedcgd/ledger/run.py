@@ -18,8 +18,7 @@ from fedcgd.ledger.registry import RECORD_REMEDY, RegisteredRun, Registry, read_
 from fedcgd.ledger.run_lock import RunLock
 from fedcgd.ledger.store import checkpoint, connect, stored_run
 from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES, NoiseKey
 from fedcgd.participation.cohorts import check_round
 from fedcgd.participation.history import History
 from fedcgd.participation.user_ids import user_ids

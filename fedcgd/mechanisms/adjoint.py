@@ -8,7 +8,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.streaming import inverse_rows, noise_mode
 
-_DIRECT = 32  # coefficients up to which a product with a series is done term by term
+TERMS_SUMMED = 32  # coefficients up to which a product with a series is done term by term
 
 
 def transposed_inverse(mechanism: Mechanism, rounds: int, v: Matrix) -> Matrix:
@@ -38,13 +38,13 @@ def _toeplitz(mechanism: Toeplitz, rounds: int, v: Matrix) -> Matrix:
     """Backwards in time, C⁻ᵀ is the filter with the coefficients of C⁻¹."""
     backwards = v[::-1]
     inverse = mechanism.inverse_coefficients(rounds)
-    if len(inverse) <= _DIRECT:
+    if len(inverse) <= TERMS_SUMMED:
         result = inverse[0] * backwards
         for lag in range(1, len(inverse)):
             result[lag:] += inverse[lag] * backwards[: rounds - lag]
         return np.asarray(result[::-1])
     series = _used(mechanism.coefficients(rounds))
-    if len(series) <= _DIRECT:
+    if len(series) <= TERMS_SUMMED:
         return np.asarray(scipy.signal.lfilter([1.0], series, backwards, axis=0))[::-1]
     result = scipy.signal.fftconvolve(inverse[:, None], backwards, axes=0)[:rounds]
     return np.asarray(result)[::-1]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
+from fedcgd.mechanisms.adjoint import TERMS_SUMMED
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT, Matrix, Mechanism, Toeplitz, Vector, bandwidth
 from fedcgd.mechanisms.normalized import Normalized
@@ -28,7 +29,6 @@ from fedcgd.participation import Participation
 
 _PROGRAM_STEPS = 2_000_000  # of the dynamic program over a band; about two seconds
 _LAG_STEPS = 2**28  # of a bound lag by lag; about two seconds
-_FEW = 32  # coefficients up to which a product with a series is done term by term
 _BLOCK = 512  # columns of a Gram matrix that are found at once
 _TIGHT = 1 + 1e-9  # a bound is called exact if a pattern attains it up to rounding
 
@@ -217,10 +217,10 @@ def _times(mechanism: Toeplitz, n: int, weights: Vector) -> Vector:
     """The first rows of C for n rounds, times `weights` of as many: O(n) for few bands of C or C⁻¹, else O(n log n)."""
     rows = len(weights)
     inverse, c = mechanism.inverse_coefficients(n), mechanism.coefficients(n)[:rows]
-    if len(inverse) <= _FEW:
+    if len(inverse) <= TERMS_SUMMED:
         return np.asarray(scipy.signal.lfilter([1.0], inverse, weights))
     bands = int(np.flatnonzero(c)[-1]) + 1
-    if bands <= _FEW:
+    if bands <= TERMS_SUMMED:
         return np.asarray(scipy.signal.lfilter(c[:bands], [1.0], weights))
     used = np.flatnonzero(weights)
     if len(used) * rows > _LAG_STEPS:

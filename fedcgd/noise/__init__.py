@@ -3,7 +3,6 @@
 Nothing here keeps state: the noise of an earlier round is generated again whenever a later round needs part of it.
 """
 
-from fedcgd.noise.correlated import Term, correlated_noise
-from fedcgd.noise.stream import STREAM, NoiseStream
+from fedcgd.noise.stream import STREAM, NoiseStream, Term
 
-__all__ = ["STREAM", "NoiseStream", "Term", "correlated_noise"]
+__all__ = ["STREAM", "NoiseStream", "Term"]

@@ -32,20 +32,22 @@ Float64 = NDArray[np.float64]
 NUMBERS = 12  # from sixteen words: two groups of eight, k₁ k₂ k₃ v₁ v₂ a₁ a₂ a₃
 LARGEST = 11.4  # every |z| is below
 
-MAGNITUDE = np.int32(0x7FFFFFFF)
-MANTISSA = np.int32(0x007FFFFF)
-UNIT = np.float32(2.0**93)  # of |k₁·k₂·k₃|
-TWO_UNITS = np.float32(2.0**94)
-UNIT_BITS = np.int32((93 + 127) << 23)  # those of UNIT
-EXPONENT = np.float32(-math.log(2) * 2.0**-23)
-ODD = np.int32(1)
-SHARE = np.int32(0x7FFFFFFC)  # v₁ becomes 1 modulo 4 and v₂ becomes 2, so that no share is 0
-FRACTION = np.float32(2.0**-31)
-TWO_FRACTIONS = np.float32(2.0**-30)
-ONE, TWO = np.float32(1), np.float32(2)
-# Minimax in s²: 2·atanh(s)/s for |s| ≤ 1/3 (relative error 1.8e-7), √2·sin(πx/4)/x for |x| ≤ 1 (relative error 2.6e-8).
-ATANH = tuple(map(np.float32, (1.9999996423721313, 0.6667600274085999, 0.3958946168422699, 0.3422605097293854)))
-SINE = tuple(map(np.float32, (1.1107207536697388, -0.11419128626585007, 0.003521393286064267, -5.084161603008397e-05)))
+
+class Constants:
+    """Of this definition, by the names that `normals.c` has for them; each float is one of float32."""
+
+    MAGNITUDE = 0x7FFFFFFF
+    MANTISSA = 0x007FFFFF
+    UNIT = 2.0**93  # of |k₁·k₂·k₃|
+    TWO_UNITS = 2.0**94
+    UNIT_BITS = (93 + 127) << 23  # those of UNIT
+    EXPONENT = float(np.float32(-math.log(2) * 2.0**-23))
+    SHARE = 0x7FFFFFFC  # v₁ becomes 1 modulo 4 and v₂ becomes 2, so that no share is 0
+    FRACTION = 2.0**-31
+    TWO_FRACTIONS = 2.0**-30
+    # Minimax in s²: 2·atanh(s)/s for |s| ≤ 1/3 (relative error 1.8e-7), √2·sin(πx/4)/x for |x| ≤ 1 (relative error 2.6e-8).
+    ATANH = (1.9999996423721313, 0.6667600274085999, 0.3958946168422699, 0.3422605097293854)
+    SINE = (1.1107207536697388, -0.11419128626585007, 0.003521393286064267, -5.084161603008397e-05)
 
 
 def add_normals(words: NDArray[np.int32], weight: float, total: Float64) -> None:
@@ -58,31 +60,31 @@ def add_normals(words: NDArray[np.int32], weight: float, total: Float64) -> None
     k, v, a = groups[:, :3], groups[:, 3:5], groups[:, 5:]
     radius = np.multiply(_radii(k, v), weight, dtype=np.float64)
     rows = total.reshape(2, 3, 2, *total.shape[1:])
-    cosine, sine = _directions(np.multiply(a.astype(np.float32), FRACTION))
+    cosine, sine = _directions(np.multiply(a.astype(np.float32), Constants.FRACTION))
     rows[:, :, 0] += radius * cosine
     rows[:, :, 1] += radius * sine
 
 
 def _radii(k: NDArray[np.int32], v: NDArray[np.int32]) -> Float32:
     """±√(2E·share), shape (2, 3, …), from k of that shape and v of shape (2, 2, …)."""
-    factors = np.bitwise_or(k, ODD).astype(np.float32)
-    length = minus_log(factors[:, 0] * factors[:, 1] * factors[:, 2]) * TWO_FRACTIONS
-    first, second = v[:, 0] & SHARE | np.int32(1), v[:, 1] & SHARE | np.int32(2)
+    factors = np.bitwise_or(k, 1).astype(np.float32)
+    length = minus_log(factors[:, 0] * factors[:, 1] * factors[:, 2]) * Constants.TWO_FRACTIONS
+    first, second = v[:, 0] & Constants.SHARE | 1, v[:, 1] & Constants.SHARE | 2
     low, high = np.minimum(first, second), np.maximum(first, second)
-    shares = np.stack([low, high - low, MAGNITUDE - high + ODD], axis=1)
+    shares = np.stack([low, high - low, Constants.MAGNITUDE - high + 1], axis=1)
     radius = np.sqrt(shares.astype(np.float32) * length[:, None])
-    radius.view(np.int32)[...] ^= k & ~MAGNITUDE
+    radius.view(np.int32)[...] ^= k & ~Constants.MAGNITUDE
     return radius
 
 
 def minus_log(product: Float32) -> Float32:
     """−ln(|product| / 2⁹³) ≥ 0 for 1 ≤ |product| ≤ 2⁹³."""
-    bits = product.view(np.int32) & MAGNITUDE  # |product| = 2^e · m in units, 1 ≤ m < 2
-    m = bits & MANTISSA | UNIT_BITS
-    exponent = (bits - m).astype(np.float32) * EXPONENT  # the mantissas cancel: 2²³ · e, times −ln 2
-    above = m.view(np.float32) - UNIT
-    s = above / (above + TWO_UNITS)  # (m − 1)/(m + 1), and ln m = 2·atanh(s)
-    log: Float32 = _polynomial(ATANH, s * s) * s
+    bits = product.view(np.int32) & Constants.MAGNITUDE  # |product| = 2^e · m in units, 1 ≤ m < 2
+    m = bits & Constants.MANTISSA | Constants.UNIT_BITS
+    exponent = (bits - m).astype(np.float32) * Constants.EXPONENT  # the mantissas cancel: 2²³ · e, times −ln 2
+    above = m.view(np.float32) - Constants.UNIT
+    s = above / (above + Constants.TWO_UNITS)  # (m − 1)/(m + 1), and ln m = 2·atanh(s)
+    log: Float32 = _polynomial(Constants.ATANH, s * s) * s
     return exponent - log
 
 
@@ -91,14 +93,14 @@ def _directions(x: Float32) -> tuple[Float32, Float32]:
 
     With S = √2·sin(πx/4): cosine 1 − S², sine S·√(2 − S²), on the unit circle whatever the error of S.
     """
-    half = _polynomial(SINE, x * x) * x
-    rest = TWO - half * half
-    return rest - ONE, half * np.sqrt(rest)
+    half = _polynomial(Constants.SINE, x * x) * x
+    rest = 2 - half * half
+    return rest - 1, half * np.sqrt(rest)
 
 
-def _polynomial(coefficients: tuple[np.float32, ...], x: Any) -> Any:
+def _polynomial(coefficients: tuple[float, ...], x: Float32) -> Any:
     """Σ coefficients[i]·xⁱ by Horner's rule, one rounding at a time."""
-    value = coefficients[-1]
+    value: Any = np.float32(coefficients[-1])
     for c in coefficients[-2::-1]:
         value = value * x + c
     return value

@@ -13,18 +13,17 @@ from numpy.typing import NDArray
 CONSTANTS = tuple(int.from_bytes(b"expand 32-byte k"[i : i + 4], "little") for i in range(0, 16, 4))
 
 WORDS = 16
-_BYTES = 4 * WORDS
-_PERIOD = 2**32  # where libraries differ in whether they carry
 
 
 def blocks(key: bytes, first: int, count: int) -> NDArray[np.int32]:
     """The words of blocks first … first + count − 1, shape (16, count): word by word, as signed integers."""
-    out = np.empty(_BYTES * count, np.uint8)
+    size = 4 * WORDS
+    out = np.empty(size * count, np.uint8)
     at = 0
     while at < count:
         number = first + at
-        here = min(count - at, _PERIOD - number % _PERIOD)
+        here = min(count - at, 2**32 - number % 2**32)  # where libraries differ in whether they carry
         cipher = Cipher(algorithms.ChaCha20(key, number.to_bytes(8, "little") + bytes(8)), None).encryptor()
-        cipher.update_into(bytes(_BYTES * here), out[_BYTES * at : _BYTES * (at + here)].data)
+        cipher.update_into(bytes(size * here), out[size * at : size * (at + here)].data)
         at += here
     return np.ascontiguousarray(out.view("<i4").reshape(count, WORDS).T)

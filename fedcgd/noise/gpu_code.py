@@ -14,21 +14,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedcgd.noise import box_muller as bm
+from fedcgd.noise.box_muller import Constants
 from fedcgd.noise.chacha20 import CONSTANTS
 from fedcgd.noise.stream import COLUMNS, TILE
 
 _C0, _C1, _C2, _C3 = (tl.constexpr(c) for c in CONSTANTS)
-_A0, _A1, _A2, _A3 = (tl.constexpr(float(a)) for a in bm.ATANH)
-_S0, _S1, _S2, _S3 = (tl.constexpr(float(s)) for s in bm.SINE)
-_MAGNITUDE, _MANTISSA, _SHARE = (tl.constexpr(int(m)) for m in (bm.MAGNITUDE, bm.MANTISSA, bm.SHARE))
-_SIGN, _UNIT_BITS = tl.constexpr(int(~bm.MAGNITUDE)), tl.constexpr(int(bm.UNIT_BITS))
-_UNIT, _TWO_UNITS, _EXPONENT = (tl.constexpr(float(x)) for x in (bm.UNIT, bm.TWO_UNITS, bm.EXPONENT))
-_FRACTION, _TWO_FRACTIONS = tl.constexpr(float(bm.FRACTION)), tl.constexpr(float(bm.TWO_FRACTIONS))
+_A0, _A1, _A2, _A3 = (tl.constexpr(float(a)) for a in Constants.ATANH)
+_S0, _S1, _S2, _S3 = (tl.constexpr(float(s)) for s in Constants.SINE)
+_MAGNITUDE, _MANTISSA, _SHARE = (
+    tl.constexpr(int(m)) for m in (Constants.MAGNITUDE, Constants.MANTISSA, Constants.SHARE)
+)
+_SIGN, _UNIT_BITS = tl.constexpr(int(~Constants.MAGNITUDE)), tl.constexpr(int(Constants.UNIT_BITS))
+_UNIT, _TWO_UNITS, _EXPONENT = (
+    tl.constexpr(float(x)) for x in (Constants.UNIT, Constants.TWO_UNITS, Constants.EXPONENT)
+)
+_FRACTION, _TWO_FRACTIONS = tl.constexpr(float(Constants.FRACTION)), tl.constexpr(float(Constants.TWO_FRACTIONS))
 _COLUMNS, _TILE = tl.constexpr(COLUMNS), tl.constexpr(TILE)
-_ROUNDING = tl.constexpr(1.5 * 2.0**52)  # x + this − this, for |x| < 2⁵¹, is x rounded as by rint
 
-_ANY = ["terms", "first_tile", "start", "stop"]  # else a run compiles the kernel again, for one term and for 16
+_ANY = ["terms", "start", "stop"]  # else a run compiles the kernel again, for one term and for 16
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
@@ -116,13 +119,14 @@ def _pair(share, length, k, a, weight):
 
 
 @triton.jit
-def _group(k1, k2, k3, v1, v2, a1, a2, a3, weight):
-    length = _length(k1, k2, k3)
-    first, second = (v1 & _SHARE) | 1, (v2 & _SHARE) | 2
+def _group(words, at: tl.constexpr, weight):
+    """Of the eight words from `at` on: k₁ k₂ k₃ v₁ v₂ a₁ a₂ a₃."""
+    length = _length(words[at], words[at + 1], words[at + 2])
+    first, second = (words[at + 3] & _SHARE) | 1, (words[at + 4] & _SHARE) | 2
     low, high = tl.minimum(first, second), tl.maximum(first, second)
-    z0, z1 = _pair(low, length, k1, a1, weight)
-    z2, z3 = _pair(high - low, length, k2, a2, weight)
-    z4, z5 = _pair((high ^ _MAGNITUDE) + 1, length, k3, a3, weight)  # 2³¹ − high
+    z0, z1 = _pair(low, length, words[at], words[at + 5], weight)
+    z2, z3 = _pair(high - low, length, words[at + 1], words[at + 6], weight)
+    z4, z5 = _pair((high ^ _MAGNITUDE) + 1, length, words[at + 2], words[at + 7], weight)  # 2³¹ − high
     return z0, z1, z2, z3, z4, z5
 
 
@@ -134,9 +138,9 @@ def _at(tile, start, stop, i: tl.constexpr):
 
 
 @triton.jit
-def _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES: tl.constexpr, i: tl.constexpr):
+def _made_elsewhere(values, scale, tile, start, stop, i: tl.constexpr):
     noise = tl.zeros([_COLUMNS], tl.float64)
-    if HAS_VALUES:
+    if values is not None:
         at, there = _at(tile, start, stop, i)
         noise = tl.load(values + at, mask=there, other=0.0).to(tl.float64) * scale
     return noise
@@ -146,7 +150,8 @@ def _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES: tl.constexpr, 
 def _add(total, noise, word, width, tile, start, stop, i: tl.constexpr):
     at, there = _at(tile, start, stop, i)
     steps = noise + word.to(tl.float64) * width
-    steps = (steps + _ROUNDING) - _ROUNDING
+    half = tl.full([_COLUMNS], 1.5 * 2.0**52, tl.float64)
+    steps = (steps + half) - half  # for |x| < 2⁵¹ this is x rounded as by rint
     tl.store(total + at, tl.load(total + at, mask=there, other=0.0) + steps, mask=there)
 
 
@@ -157,44 +162,44 @@ def _set(out, noise, tile, start, stop, i: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=_ANY)
-def _noise(total, values, keys, numbers, terms, first_tile, start, stop, HAS_VALUES: tl.constexpr, ROUND: tl.constexpr):
+def _noise(total, values, keys, numbers, terms, start, stop, ROUND: tl.constexpr):
     """`keys` are those of the terms and then that of the dither; `numbers` the weights, the width, the scale of `values`."""
-    tile = tl.program_id(0).to(tl.int64) + first_tile
+    tile = tl.program_id(0).to(tl.int64) + start // _TILE
     scale = tl.load(numbers + terms + 1)
-    n0 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 0)
-    n1 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 1)
-    n2 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 2)
-    n3 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 3)
-    n4 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 4)
-    n5 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 5)
-    n6 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 6)
-    n7 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 7)
-    n8 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 8)
-    n9 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 9)
-    n10 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 10)
-    n11 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 11)
+    n0 = _made_elsewhere(values, scale, tile, start, stop, 0)
+    n1 = _made_elsewhere(values, scale, tile, start, stop, 1)
+    n2 = _made_elsewhere(values, scale, tile, start, stop, 2)
+    n3 = _made_elsewhere(values, scale, tile, start, stop, 3)
+    n4 = _made_elsewhere(values, scale, tile, start, stop, 4)
+    n5 = _made_elsewhere(values, scale, tile, start, stop, 5)
+    n6 = _made_elsewhere(values, scale, tile, start, stop, 6)
+    n7 = _made_elsewhere(values, scale, tile, start, stop, 7)
+    n8 = _made_elsewhere(values, scale, tile, start, stop, 8)
+    n9 = _made_elsewhere(values, scale, tile, start, stop, 9)
+    n10 = _made_elsewhere(values, scale, tile, start, stop, 10)
+    n11 = _made_elsewhere(values, scale, tile, start, stop, 11)
     for j in range(terms):
         weight = tl.load(numbers + j)
-        w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = _blocks(keys + 8 * j, tile)
-        z0, z1, z2, z3, z4, z5 = _group(w0, w1, w2, w3, w4, w5, w6, w7, weight)
+        words = _blocks(keys + 8 * j, tile)
+        z0, z1, z2, z3, z4, z5 = _group(words, 0, weight)
         n0, n1, n2, n3, n4, n5 = n0 + z0, n1 + z1, n2 + z2, n3 + z3, n4 + z4, n5 + z5
-        z0, z1, z2, z3, z4, z5 = _group(w8, w9, w10, w11, w12, w13, w14, w15, weight)
+        z0, z1, z2, z3, z4, z5 = _group(words, 8, weight)
         n6, n7, n8, n9, n10, n11 = n6 + z0, n7 + z1, n8 + z2, n9 + z3, n10 + z4, n11 + z5
     if ROUND:
         width = tl.load(numbers + terms)
-        w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, _, _, _, _ = _blocks(keys + 8 * terms, tile)
-        _add(total, n0, w0, width, tile, start, stop, 0)
-        _add(total, n1, w1, width, tile, start, stop, 1)
-        _add(total, n2, w2, width, tile, start, stop, 2)
-        _add(total, n3, w3, width, tile, start, stop, 3)
-        _add(total, n4, w4, width, tile, start, stop, 4)
-        _add(total, n5, w5, width, tile, start, stop, 5)
-        _add(total, n6, w6, width, tile, start, stop, 6)
-        _add(total, n7, w7, width, tile, start, stop, 7)
-        _add(total, n8, w8, width, tile, start, stop, 8)
-        _add(total, n9, w9, width, tile, start, stop, 9)
-        _add(total, n10, w10, width, tile, start, stop, 10)
-        _add(total, n11, w11, width, tile, start, stop, 11)
+        words = _blocks(keys + 8 * terms, tile)
+        _add(total, n0, words[0], width, tile, start, stop, 0)
+        _add(total, n1, words[1], width, tile, start, stop, 1)
+        _add(total, n2, words[2], width, tile, start, stop, 2)
+        _add(total, n3, words[3], width, tile, start, stop, 3)
+        _add(total, n4, words[4], width, tile, start, stop, 4)
+        _add(total, n5, words[5], width, tile, start, stop, 5)
+        _add(total, n6, words[6], width, tile, start, stop, 6)
+        _add(total, n7, words[7], width, tile, start, stop, 7)
+        _add(total, n8, words[8], width, tile, start, stop, 8)
+        _add(total, n9, words[9], width, tile, start, stop, 9)
+        _add(total, n10, words[10], width, tile, start, stop, 10)
+        _add(total, n11, words[11], width, tile, start, stop, 11)
     else:
         _set(total, n0, tile, start, stop, 0)
         _set(total, n1, tile, start, stop, 1)
@@ -221,18 +226,18 @@ def _tile_hashes(out, numbers, coefficients, size, HASHES: tl.constexpr, BLOCK: 
 
 
 def add_to_grid(total: Tensor, start: int, keys: Any, weights: Any, dither: Any, width: float) -> None:
-    """total += round(Σ weights[j]·Z_j + width·words), whole numbers as float64; arguments as in `compiled.Kernels`."""
-    _launch(total, total, start, [*keys, dither], [*weights, width, 0.0], HAS_VALUES=False, ROUND=True)
+    """total += round(Σ weights[j]·Z_j + width·words), whole numbers as float64; arguments as in `kernels.Kernels`."""
+    _launch(total, None, start, [*keys, dither], [*weights, width, 0.0])
 
 
 def add_values_to_grid(total: Tensor, start: int, values: Tensor, scale: float, dither: Any, width: float) -> None:
     """total += round(scale·values + width·words), whole numbers as float64."""
-    _launch(total, values, start, [dither], [width, scale], HAS_VALUES=True, ROUND=True)
+    _launch(total, values, start, [dither], [width, scale])
 
 
 def fill_normals(out: Tensor, start: int, key: Any) -> None:
     """out = Z, float32."""
-    _launch(out, out, start, [key, key], [1.0, 0.0, 0.0], HAS_VALUES=False, ROUND=False)  # the second is not used
+    _launch(out, None, start, [key, key], [1.0, 0.0, 0.0], rounded=False)  # the second is not used
 
 
 def tile_hashes(numbers: Tensor, coefficients: Tensor) -> Tensor:
@@ -248,16 +253,18 @@ def tile_hashes(numbers: Tensor, coefficients: Tensor) -> Tensor:
     return out
 
 
-def _launch(out: Tensor, values: Tensor, start: int, keys: list[Any], numbers: list[float], **constants: bool) -> None:
+def _launch(
+    out: Tensor, values: Tensor | None, start: int, keys: list[Any], numbers: list[float], *, rounded: bool = True
+) -> None:
     if not out.numel():
         return
-    first, stop = start // TILE, start + out.numel()
-    programs = -(-stop // TILE) - first
+    stop = start + out.numel()
+    programs = -(-stop // TILE) - start // TILE
     words = torch.from_numpy(np.stack(keys).astype(np.uint32).view(np.int32)).to(out.device)
     scales = torch.tensor(numbers, dtype=torch.float64, device=out.device)
+    values = None if values is None else _contiguous(values)
     with torch.cuda.device_of(out):  # Triton launches on the current device, wherever the tensors are
-        arguments = (_contiguous(out), _contiguous(values), words, scales, len(keys) - 1, first, start, stop)
-        _noise[(programs,)](*arguments, **constants, **OPTIONS)
+        _noise[(programs,)](_contiguous(out), values, words, scales, len(keys) - 1, start, stop, rounded, **OPTIONS)
     words.zero_()  # after the kernel: else the keys would stay in memory that the allocator keeps
 
 

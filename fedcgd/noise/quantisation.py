@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 
 from fedcgd.native.threads import usable_cores
 from fedcgd.noise.box_muller import LARGEST
-from fedcgd.noise.compiled import kernels
-from fedcgd.noise.correlated import Keyed, Term, add_rounded, check_stddev, keyed
-from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words, tiles, words_of
+from fedcgd.noise.kernels import kernels
+from fedcgd.noise.stream import TILE, NoiseStream, Term, check_coordinates, key_words, tiles, words_of
 from fedcgd.support.numbers import as_positive
 
 Integers = NDArray[np.int64]
@@ -44,8 +43,6 @@ RELATIVE_LOSS = 2.0**-10
 
 _EXACT = 2**53  # float64 holds all integers up to here
 _MOST_STEPS = 2.0**50  # of noise: beyond, Z would be coarser than the lattice
-_MOST_THREADS = 2  # unless asked
-_A_THREADS_WORK = 2**20  # coordinates: to begin a thread costs as much as some hundred thousand
 _PURPOSE = "smoothing"  # of the stream that the dither comes from: a part of the noise's definition
 
 
@@ -161,39 +158,31 @@ def add_noise(
     flat = _flat(total)
     stop = start + len(flat)
     check_coordinates(start, stop)
-    made, dither = keyed_noise(stream, terms, stddev, lattice)
+    keys, weights, dither = keyed_noise(stream, terms, stddev, lattice)
     width = dither_width(stddev, lattice)
-    if threads is None:
-        threads = min(usable_cores(), _MOST_THREADS, 1 + len(flat) // _A_THREADS_WORK)
+    if threads is None:  # to begin one costs as much as some hundred thousand coordinates
+        threads = 1 if len(flat) < 2**20 else min(usable_cores(), 2)
     elif threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    fast = kernels()
+    add_to_grid = kernels().add_to_grid
 
     def add(low: int, high: int) -> None:
-        part = flat[low - start : high - start]
-        if fast is None:
-            add_rounded(part, low, made, dither, width)
-        else:
-            keys = np.stack([key_words(key) for key, _ in made])
-            weights = np.array([weight for _, weight in made])
-            fast.add_to_grid(part, low, keys, weights, key_words(dither), width)
+        add_to_grid(flat[low - start : high - start], low, keys, weights, dither, width)
 
+    if threads == 1:
+        add(start, stop)
+        return
     whole = -(-len(flat) // TILE)
     cuts = [start, *(min(start + whole * i // threads * TILE, stop) for i in range(1, threads)), stop]
-    shares = [(low, high) for low, high in pairwise(cuts) if low < high]
-    if len(shares) < 2:
-        for share in shares:
-            add(*share)
-        return
-    with ThreadPoolExecutor(len(shares)) as pool:
-        for done in [pool.submit(add, *share) for share in shares]:
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(add, low, high) for low, high in pairwise(cuts) if low < high]:
             done.result()
 
 
 def keyed_noise(
     stream: NoiseStream, terms: Sequence[Term], stddev: float, lattice: Lattice
-) -> tuple[list[Keyed], bytes]:
-    """The terms in steps of the lattice, and the key of their dither.
+) -> tuple[NDArray[np.uint32], NDArray[np.float64], NDArray[np.uint32]]:
+    """ChaCha20 keys of the terms, (terms, 8), their weights in steps of the lattice, and the key of their dither, (8,).
 
     Args:
         stream: as in `add_noise`.
@@ -206,14 +195,17 @@ def keyed_noise(
     """
     if not terms:
         raise ValueError("at least one term is needed: a sum without noise is not private")
-    check_stddev(stddev)
-    made = keyed(stream, terms, stddev / lattice.step)  # exact: the step is a power of two
-    reach = LARGEST * sum(abs(weight) for _, weight in made)
-    if not reach < _MOST_STEPS:
+    if not 0 <= stddev < math.inf:
+        raise ValueError(f"stddev must be finite and not negative, got {stddev}")
+    # Exact: the step is a power of two.
+    weights = np.array([weight * (stddev / lattice.step) for _, _, weight in terms])
+    if not LARGEST * np.abs(weights).sum() < _MOST_STEPS:
         raise ValueError(
-            f"noise of standard deviation {stddev} is too large for steps of {lattice.step}; take larger steps"
+            f"noise of standard deviation {stddev} with weights {[weight for _, _, weight in terms]} must be finite and below "
+            f"2⁵⁰ steps of {lattice.step}; take larger steps"
         )
-    return made, dither_key(stream, terms[0])
+    keys = np.stack([key_words(stream.key_of(round, nonce)) for round, nonce, _ in terms])
+    return keys, weights, dither_key(stream, terms[0])
 
 
 def add_values(
@@ -246,7 +238,7 @@ def add_values(
     check_values(noise, total, stddev, lattice)
     dither, width = dither_key(stream, newest), dither_width(stddev, lattice)
     for first, last, low, high in tiles(start, start + len(flat)):
-        here, words = slice(low - start, high - start), words_of(dither, first, last)
+        here, words = slice(low - start, high - start), words_of(dither.astype("<u4").tobytes(), first, last)
         steps = np.multiply(values[here], scale, dtype=np.float64)
         steps += np.multiply(words[low - first * TILE : high - first * TILE], width, dtype=np.float64)
         flat[here] += np.rint(steps).astype(np.int64)
@@ -271,15 +263,15 @@ def check_values(noise: Any, total: Any, stddev: float, lattice: Lattice) -> Non
         )
 
 
-def dither_key(stream: NoiseStream, newest: Term) -> bytes:
-    """The ChaCha20 key of the dither of a round.
+def dither_key(stream: NoiseStream, newest: Term) -> NDArray[np.uint32]:
+    """The ChaCha20 key of the dither of a round, shape (8,).
 
     Args:
         stream: that of the noise.
         newest: the (round, nonce, w) of its newest noise.
     """
     round, nonce, _ = newest
-    return stream.derive(_PURPOSE).key_of(round, nonce)
+    return key_words(stream.derive(_PURPOSE).key_of(round, nonce))
 
 
 def dither_width(stddev: float, lattice: Lattice) -> float:

@@ -15,12 +15,10 @@ STREAM = "chacha20"
 
 COLUMNS = 128
 TILE = NUMBERS * COLUMNS  # coordinates: the first number of each of 128 blocks, then the second of each, …
-MAX_INDEX = 2**32 - 1
-MAX_NONCE = 2**128 - 1
-MAX_COORDINATE = 2**40
+_TILES_AT_ONCE = 64  # by NumPy, so that they stay in a core's cache
 
-_ROUND_BYTES, _NONCE_BYTES = 4, 16
-_TILES_AT_ONCE = 64
+Term = tuple[int, int, float]
+"""(round, nonce, weight): which noise, and how much of it."""
 
 
 class NoiseStream:
@@ -122,8 +120,11 @@ class NoiseStream:
         Raises:
             ValueError: for an index out of range.
         """
-        check_index(round, nonce)
-        index = round.to_bytes(_ROUND_BYTES, "big") + nonce.to_bytes(_NONCE_BYTES, "big")
+        if not 0 <= round < 2**32:
+            raise ValueError(f"round must be between 0 and {2**32 - 1}, got {round}")
+        if not 0 <= nonce < 2**128:
+            raise ValueError(f"nonce must be between 0 and 2¹²⁸ − 1, got {nonce}")
+        index = round.to_bytes(4, "big") + nonce.to_bytes(16, "big")
         return hashlib.blake2b(index, key=self._key, digest_size=32, person=b"round and nonce").digest()
 
 
@@ -152,13 +153,6 @@ def tiles(start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         yield first, last, max(start, first * TILE), min(stop, last * TILE)
 
 
-def check_index(round: int, nonce: int) -> None:
-    if not 0 <= round <= MAX_INDEX:
-        raise ValueError(f"round must be between 0 and {MAX_INDEX}, got {round}")
-    if not 0 <= nonce <= MAX_NONCE:
-        raise ValueError(f"nonce must be between 0 and 2¹²⁸ − 1, got {nonce}")
-
-
 def check_coordinates(start: int, stop: int) -> None:
-    if not 0 <= start <= stop <= MAX_COORDINATE:
+    if not 0 <= start <= stop <= 2**40:
         raise ValueError(f"coordinates must satisfy 0 ≤ start ≤ stop ≤ 2⁴⁰, got {start} and {stop}")

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcgd.noise.correlated import Term, add_rounded
-from fedcgd.noise.normals import normals
+from fedcgd.noise.kernels import NUMPY, normals
 from fedcgd.noise.quantisation import (
     Lattice,
     add_noise,
@@ -23,18 +22,16 @@ from fedcgd.noise.quantisation import (
     dither_width,
     keyed_noise,
 )
-from fedcgd.noise.stream import COLUMNS, TILE, NoiseStream, add_tiles, key_words, words_of
+from fedcgd.noise.stream import COLUMNS, TILE, NoiseStream, Term, key_words, words_of
 
 _HASHES, _HASHED = 4, 2048
-_FEW_HASHES = 2**13  # 64 KiB, which the host hashes in the time of a kernel's launch
-_PART = 2**15  # numbers, so that a part's copy stays in the second-level cache
 
 
 class GpuKernels(NamedTuple):
     """What runs on a device. All work on the coordinates from `start` on; totals hold whole numbers, as float64."""
 
     add_to_grid: Callable[..., None]
-    """(total, start, keys, weights, dither, width), as in `compiled.Kernels`."""
+    """(total, start, keys, weights, dither, width), as in `kernels.Kernels`."""
     add_values_to_grid: Callable[..., None]
     """(total, start, values, scale, dither, width): total += round(scale·values + width·words)."""
     fill_normals: Callable[..., None]
@@ -60,9 +57,8 @@ class TensorNormals:
             with _as_integers(total) as steps:
                 add_noise(steps, self._stream, terms, stddev, self.grid, start=self._start)
             return
-        made, dither = keyed_noise(self._stream, terms, stddev, self.grid)
-        keys, weights = [key_words(key) for key, _ in made], [weight for _, weight in made]
-        gpu.add_to_grid(total, self._start, keys, weights, key_words(dither), dither_width(stddev, self.grid))
+        keys, weights, dither = keyed_noise(self._stream, terms, stddev, self.grid)
+        gpu.add_to_grid(total, self._start, keys, weights, dither, dither_width(stddev, self.grid))
 
     def add_row(self, total: Tensor, row: Any, newest: Term, stddev: float) -> None:
         gpu = gpu_kernels(total.device)
@@ -73,7 +69,7 @@ class TensorNormals:
             return
         check_values(row, total, stddev, self.grid)
         scale, width = stddev / self.grid.step, dither_width(stddev, self.grid)
-        dither = key_words(dither_key(self._stream, newest))
+        dither = dither_key(self._stream, newest)
         gpu.add_values_to_grid(total, self._start, row.to(total.device), scale, dither, width)
 
     def vector(self, total: Tensor, round: int, nonce: int) -> Any:
@@ -121,7 +117,8 @@ def _as_integers(total: Tensor) -> Iterator[NDArray[np.int64]]:
     here = total.cpu().contiguous()  # a copy of what is on a device, or whose numbers lie apart
     floats = here.numpy().reshape(-1)
     integers = floats.view(np.int64)
-    parts = [slice(start, start + _PART) for start in range(0, len(floats), _PART)]
+    # So short that a part's copy stays in the second-level cache.
+    parts = [slice(start, start + 2**15) for start in range(0, len(floats), 2**15)]
     for part in parts:
         integers[part] = floats[part].astype(np.int64)
     try:
@@ -161,21 +158,21 @@ def gpu_kernels(device: torch.device) -> GpuKernels | None:
 def same_bits(kernels: GpuKernels, device: torch.device) -> bool:
     """Whether some thousand numbers that `kernels` make on `device` are those of NumPy."""
     stream = NoiseStream(hashlib.shake_256(b"numbers to compare").digest(32))
-    seeds = [stream.key_of(i, 0) for i in range(3)]
-    keys = [key_words(seed) for seed in seeds]
+    keys = np.stack([key_words(stream.key_of(i, 0)) for i in range(3)])
+    weights = np.array([-0.9, 1e6])
     first, last = 2**32 // COLUMNS - 1, 2**32 // COLUMNS + 1
     start, size, width = first * TILE + 5, (last - first) * TILE - 9, 1e-6
     total = torch.zeros(size, dtype=torch.float64, device=device)
     z = torch.empty(size, dtype=torch.float32, device=device)
     kernels.fill_normals(z, start, keys[0])
-    kernels.add_to_grid(total, start, keys[:2], [-0.9, 1e6], keys[2], width)
+    kernels.add_to_grid(total, start, keys[:2], weights, keys[2], width)
     kernels.add_values_to_grid(total, start, z, 1.7e5, keys[2], width)
 
-    wide, expected = np.zeros(size + 9), np.zeros(size, np.int64)
-    add_tiles(seeds[0], 1.0, first, last, wide)
-    normal = wide[5:-4].astype(np.float32)
-    add_rounded(expected, start, [(seeds[0], -0.9), (seeds[1], 1e6)], seeds[2], width)
-    expected += np.rint(np.float64(normal) * 1.7e5 + width * words_of(seeds[2], first, last)[5:-4]).astype(np.int64)
+    normal, expected = np.empty(size, np.float32), np.zeros(size, np.int64)
+    NUMPY.fill_normals(normal, start, keys[0])
+    NUMPY.add_to_grid(expected, start, keys[:2], weights, keys[2], width)
+    words = words_of(stream.key_of(2, 0), first, last)[5:-4]
+    expected += np.rint(np.float64(normal) * 1.7e5 + width * words).astype(np.int64)
     coefficients = _coefficients(bytes(32))
     hashes = [kernels.tile_hashes(part, torch.from_numpy(coefficients).to(device)) for part in (total, total.long())]
     tiles = np.pad(expected, (0, -size % coefficients.shape[1])).reshape(-1, 1, coefficients.shape[1])
@@ -198,7 +195,7 @@ def sum_digest(steps: Tensor, key: bytes) -> NDArray[Any]:
     if gpu is None:
         return steps.cpu().numpy()
     hashes = steps
-    while hashes is steps or len(hashes) > _FEW_HASHES:
+    while hashes is steps or len(hashes) > 2**13:  # 64 KiB, which the host hashes in the time of a kernel's launch
         key = hashlib.sha256(b"fedcgd fingerprint" + key).digest()
         hashes = gpu.tile_hashes(hashes, torch.from_numpy(_coefficients(key)).to(steps.device))
     return hashes.cpu().numpy()

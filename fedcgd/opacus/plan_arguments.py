@@ -10,8 +10,7 @@ from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation.catalogue import mechanism as named_mechanism
-from fedcgd.participation import Participation
-from fedcgd.participation.participation import scheme_of
+from fedcgd.participation import Participation, scheme_of
 from fedcgd.plan import Plan
 
 

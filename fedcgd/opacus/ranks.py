@@ -25,7 +25,7 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.noise.stream import TILE
 
 _MOST_FACTS, _FACT_BYTES = 8, 16

@@ -16,12 +16,11 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
+from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
 
 Back = Callable[[Matrix], Vector]
-_MOST_ENTRIES = 2**26
-_CHUNK_ENTRIES = 2**20  # of the right-hand sides solved at once: 8 MiB, which the processor keeps near
 
 
 def band_mf(
@@ -84,7 +83,7 @@ def unit_columns(name: str, rounds: int, bandwidth: int) -> tuple[Callable[[Vect
     to that by the free numbers. Raises ValueError for more than can be optimised.
     """
     n, p = rounds, bandwidth
-    if n * p > _MOST_ENTRIES:
+    if n * p > EFFORT.entries:
         raise ValueError(f"{name} with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz")
     inside = np.add.outer(np.arange(n), np.arange(p)) < n
 
@@ -126,7 +125,7 @@ def error_and_gradient(band: Matrix, workload: Workload = PREFIX_SUMS) -> tuple[
     upper = transposed_bands(band)
     total, gradient = 0.0, np.zeros_like(band)
     rates = workload.rates(n)[:, None]
-    step = max(1, min(n, _CHUNK_ENTRIES // n))
+    step = max(1, min(n, EFFORT.chunk // n))
     for start in range(0, n, step):
         stop = min(n, start + step)
         # Columns from `start` on vanish above row `start`.

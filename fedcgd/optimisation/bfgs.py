@@ -9,26 +9,29 @@ import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.optimisation import Progress
+from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.lbfgs import Objective
-
-_REPORT = 20  # iterations between two reports
-_WINDOW = 50
-_TOLERANCE = 1e-12
-_DECREASE, _CURVATURE = 1e-4, 0.9  # of the line search: shares of the first slope
-_BISECTIONS = 60
 
 
 def minimise_with_kinks(
-    objective: Objective, start: Vector, *, iterations: int = 2000, progress: Progress | None = None
+    objective: Objective,
+    start: Vector,
+    *,
+    iterations: int = 2000,
+    window: int = 50,
+    tolerance: float = 1e-12,
+    progress: Progress | None = None,
 ) -> tuple[Vector, float]:
     """(argument, value) of a local minimum of `objective` near `start`, in O(d²) memory for d numbers.
 
-    Ends when 50 iterations gain less than 1e-12, relatively, or when no step gains anything.
+    Ends when `window` iterations gain too little, or when no step gains anything.
 
     Args:
         objective: gives the value and a gradient of an argument; it need not be differentiable everywhere.
         start: the first argument, shape (d,).
         iterations: the most that are done.
+        window: it ends when so many iterations gain less than `tolerance`, relatively.
+        tolerance: as `window` says.
         progress: is told the iterations done and the best value, every 20 iterations and at the end.
     """
     x = np.array(start, np.float64)
@@ -53,9 +56,9 @@ def minimise_with_kinks(
         inverse_hessian += (slope + float(changed @ turned)) / slope**2 * np.outer(moved, moved)
         inverse_hessian -= (np.outer(turned, moved) + np.outer(moved, turned)) / slope
         values.append(value)
-        if progress is not None and len(values) % _REPORT == 0:
+        if progress is not None and len(values) % EFFORT.report == 0:
             progress(len(values), value)
-        if len(values) > _WINDOW and values[-_WINDOW] - value <= _TOLERANCE * abs(value):
+        if len(values) > window and values[-window] - value <= tolerance * abs(value):
             break
     if progress is not None:
         progress(len(values), value)
@@ -63,16 +66,22 @@ def minimise_with_kinks(
 
 
 def _line_search(
-    objective: Objective, x: Vector, step: Vector, value: float, slope: float
+    objective: Objective,
+    x: Vector,
+    step: Vector,
+    value: float,
+    slope: float,
+    decrease: float = 1e-4,
+    curvature: float = 0.9,
 ) -> tuple[Vector, float, Vector] | None:
     """(argument, value, gradient) at a lower point of x + t·step, by bisection; None where there is none."""
     low, high, t = 0.0, np.inf, 1.0
-    for _ in range(_BISECTIONS if slope < 0 else 0):
+    for _ in range(60 if slope < 0 else 0):  # a double has 53 bits
         at = x + t * step
         there, gradient = objective(at)
-        if not there <= value + _DECREASE * t * slope:
+        if not there <= value + decrease * t * slope:
             high = t
-        elif float(gradient @ step) < _CURVATURE * slope:
+        elif float(gradient @ step) < curvature * slope:
             low = t
         else:
             return at, there, gradient

@@ -40,6 +40,7 @@ from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.native.threads import one_thread
 from fedcgd.optimisation import Progress, banded, fitted, toeplitz
+from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
@@ -47,7 +48,6 @@ from fedcgd.support import cache
 from fedcgd.support.files import atomic_write
 from fedcgd.support.untrusted import MalformedError, Optional, conform, inflate, parse_json
 
-_MOST_ENTRIES = 2**24  # of a matrix that is read: four times as many as `dense` makes
 _FORMAT = 6  # raise it when an optimiser changes, so that older results are found no more
 
 
@@ -58,7 +58,7 @@ class Parameter:
     symbol: str
     meaning: str
     type: type[int] | type[float]
-    of: Callable[[Any], float]
+    read: Callable[[Any], float]
     """The number of a mechanism that is made already."""
     least: Callable[[Sequence[float]], float] | None = None
     """Of a number below 1 that may be left open, to be searched for a run: the least value that is tried, given all numbers in
@@ -117,7 +117,7 @@ class Row:
     def numbers(self, mechanism: Mechanism) -> tuple[float, ...]:
         """The numbers of a `mechanism` of this row, with unit columns or without, in the order of its spelling."""
         plain = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
-        return tuple(parameter.of(plain) for parameter in self.parameters)
+        return tuple(parameter.read(plain) for parameter in self.parameters)
 
 
 TABLE: dict[str, Row] = {
@@ -195,6 +195,14 @@ class MechanismSpec:
         """The number of bands, where that is what the mechanism takes first and it is given."""
         return int(self.values[0]) if self.row.parameters[:1] == (BANDS,) and self.values else None
 
+    def check_bands(self, rounds: int) -> None:
+        """Raise ValueError for more bands than there are rounds: C would not change, and the number is a mistake."""
+        if self.bands is not None and self.bands > rounds >= 1:
+            raise ValueError(
+                f"{self} has {self.bands} bands, and a run of {rounds} rounds has use for {rounds} at most: write {rounds}, or "
+                "fewer"
+            )
+
     @property
     def open(self) -> tuple[Parameter, ...]:
         """The numbers that the mechanism takes and that are not given."""
@@ -246,13 +254,14 @@ def mechanism(
     With a `curvature` those rows that have a fit are best at its loss instead: `noise-curve:p`, which needs one; `band-inv-mf:p`,
     `banded-toeplitz:p` and `blt:d`; `lambda-cgd` and `nu-dp-ftrl` without a number. It must come from public data.
     Optimised mechanisms are kept in the cache folder (`fedcgd.support.cache`). `progress` is called every 20 iterations.
-    Raises ValueError for an unknown name, for a number that is missing or impossible, and for a normalisation that would not keep
-    C⁻¹Z cheap.
+    Raises ValueError for an unknown name, for a number that is missing or impossible, for more bands than rounds, and for a
+    normalisation that would not keep C⁻¹Z cheap.
 
     >>> mechanism("bisr:4", Participation(rounds=100))
     BISR(bands=4)
     """
     asked = MechanismSpec.parse(spelling) if isinstance(spelling, str) else spelling
+    asked.check_bands(participation.rounds)
     if participation.spacing > participation.min_separation:
         # No optimiser knows of a sampling: as if turns were an epoch apart.
         participation = Participation(rounds=participation.rounds, min_separation=participation.spacing)
@@ -353,8 +362,8 @@ def _form(field: Field[Any]) -> Any:
 
 def _unpacked(band: str, shape: Sequence[int]) -> Matrix:
     size = math.prod(shape)
-    if len(shape) != np.ndim([[]]) or min(shape) < 1 or size > _MOST_ENTRIES:
-        raise MalformedError(f"a band has two sizes and at most {_MOST_ENTRIES} entries, got {list(shape)[:3]}")
+    if len(shape) != np.ndim([[]]) or min(shape) < 1 or size > EFFORT.entries_read:
+        raise MalformedError(f"a band has two sizes and at most {EFFORT.entries_read} entries, got {list(shape)[:3]}")
     packed = inflate(base64.b64decode(band, validate=True), 8 * size, "a band")
     if len(packed) != 8 * size:
         raise MalformedError(f"a band of shape {list(shape)} has {8 * size} bytes, got {len(packed)}")

@@ -16,11 +16,11 @@ from fedcgd.mechanisms import LambdaCGD, Normalized, NuDPFTRL
 from fedcgd.mechanisms.mechanism import Toeplitz
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation import Progress
+from fedcgd.optimisation.effort import EFFORT
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
 
-_GRID = 24
 OneNumber = TypeVar("OneNumber", LambdaCGD, NuDPFTRL)
 
 
@@ -68,11 +68,11 @@ def _search(
     def at(x: float) -> float:
         return error(make(x))
 
-    grid = np.linspace(*ends, _GRID)
+    grid = np.linspace(*ends, EFFORT.grid)
     least = int(np.argmin([at(float(x)) for x in grid]))
     if progress is not None:
-        progress(_GRID, at(float(grid[least])))
-    bounds = (float(grid[max(least - 1, 0)]), float(grid[min(least + 1, _GRID - 1)]))
+        progress(EFFORT.grid, at(float(grid[least])))
+    bounds = (float(grid[max(least - 1, 0)]), float(grid[min(least + 1, EFFORT.grid - 1)]))
     return make(float(scipy.optimize.minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-5}).x))
 
 

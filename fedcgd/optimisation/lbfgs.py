@@ -7,11 +7,11 @@ import scipy
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.optimisation import Progress
+from fedcgd.optimisation.effort import EFFORT
 
 Objective = Callable[[Vector], tuple[float, Vector]]
 """Argument ↦ (value, gradient)."""
 
-_ROUND = 20  # iterations between two reports
 _LINE_SEARCH_FAILED = 2
 
 
@@ -52,7 +52,7 @@ def minimise(
     def look(xk: Vector) -> None:
         nonlocal done, before
         done += 1
-        if done % _ROUND:
+        if done % EFFORT.report:
             return
         if progress is not None:
             progress(done, best_value)

@@ -7,8 +7,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.workload import Objective
-
-_CHUNK_ENTRIES = 2**20  # of an array with a column for each round: 8 MiB
+from fedcgd.optimisation.effort import EFFORT
 
 
 def scheduled_error(t: Vector, rates: Vector, error: Objective) -> tuple[float, Vector]:
@@ -50,7 +49,7 @@ def _chunks(t: Vector, rates: Vector) -> Iterator[tuple[int, Matrix, Matrix]]:
     """
     n = len(t)
     padded = np.concatenate([rates, np.zeros(n)])
-    step = max(1, min(n, _CHUNK_ENTRIES // n))
+    step = max(1, min(n, EFFORT.chunk // n))
     for start in range(0, n, step):
         width, height = min(step, n - start), n - start
         shown = sliding_window_view(padded[start:], width)[:height]

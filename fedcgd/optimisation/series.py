@@ -10,8 +10,7 @@ import numpy as np
 import scipy
 
 from fedcgd.mechanisms.mechanism import Vector
-
-_FEW = 64  # so many sums take less time than three Fourier transforms
+from fedcgd.optimisation.effort import EFFORT
 
 
 def quotient(c: Vector, r: Vector) -> tuple[Vector, Callable[[Vector], tuple[Vector, Vector]]]:
@@ -38,7 +37,7 @@ def quotient(c: Vector, r: Vector) -> tuple[Vector, Callable[[Vector], tuple[Vec
 def correlation(w: Vector, y: Vector, lags: int) -> Vector:
     """Σ_t w[t]·y[t − l] for l < lags, which are at most len(y)."""
     n = len(y)
-    if lags <= _FEW:
+    if lags <= EFFORT.terms:
         return np.array([w[lag:] @ y[: n - lag] for lag in range(lags)])
     result: Vector = scipy.signal.fftconvolve(w, y[::-1])[n - 1 : n - 1 + lags]
     return result

@@ -16,6 +16,7 @@ from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.bfgs import minimise_with_kinks
+from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.private_error import PrivateError, log_sensitivity, log_sensitivity_by_lags, private_error
 from fedcgd.optimisation.series import quotient
@@ -87,7 +88,7 @@ def band_inv_mf(
         value, by_c, by_inverse = minimised(c, np.pad(w, (0, n - p)))
         return value, (by_inverse[:p] + back(by_c)[0])[1:]
 
-    starts = [power_coefficients(p, 0.5, 1 - damping)[1:] for damping in _DAMPINGS]
+    starts = [power_coefficients(p, 0.5, 1 - damping)[1:] for damping in EFFORT.dampings]
     start = min(starts, key=lambda free: objective(free)[0])
     free, _ = minimise_with_kinks(objective, start, progress=progress)
     return BandInvMF((1.0, *free.tolist()))
@@ -95,7 +96,6 @@ def band_inv_mf(
 
 _DIVERGED = 1e6
 _FAR = 1e3  # above any log error
-_DAMPINGS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
 
 
 def blt(
@@ -119,7 +119,7 @@ def blt(
         minimised = private_error(log_sensitivity, run, error, workload, quadratic, normalized)
         return _least_blt(degree, run, minimised, progress, near)
 
-    if participation.rounds <= _LONG or workload.learning_rates or quadratic is not None:
+    if participation.rounds <= EFFORT.shortened or workload.learning_rates or quadratic is not None:
         return find(participation)
     short = _shortened(participation)
     longer = math.log1p(participation.min_separation) / math.log1p(short.min_separation)
@@ -159,16 +159,14 @@ def _least_blt(
     return _blt(x)
 
 
-_LONG = 10_000
-"""Rounds, from which on the thousand steps of a search would take minutes."""
-
-
 def _shortened(participation: Participation) -> Participation:
-    """`_LONG` rounds: turns as far apart, or where these would be few, as many turns."""
+    """`EFFORT.shortened` rounds: turns as far apart, or where these would be few, as many turns."""
     n, b, k = participation.rounds, participation.min_separation, participation.participations
-    separation = min(b, max(_LONG // 10, b * _LONG // n))
+    separation = min(b, max(EFFORT.shortened // 10, b * EFFORT.shortened // n))
     return Participation(
-        rounds=_LONG, min_separation=separation, max_participations=min(k, math.ceil(_LONG / separation))
+        rounds=EFFORT.shortened,
+        min_separation=separation,
+        max_participations=min(k, math.ceil(EFFORT.shortened / separation)),
     )
 
 

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
-from fedcgd.participation.samplings import SAMPLINGS, Sampling
+from fedcgd.participation.promise import Promise
+from fedcgd.participation.samplings import Sampling, scheme_of
 from fedcgd.support.numbers import as_float, as_whole
 
 MOST_ROUNDS = 10**8
@@ -12,11 +13,11 @@ MOST_ROUNDS = 10**8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Participation:
+class Participation(Promise):
     """A user takes part in at most k of n rounds, any two at least b apart; `sampling` says how its rounds are chosen.
 
     Each sampling has a class in `fedcgd.participation.samplings`, which says what it does, which of these numbers it takes,
-    and what a deployment has to do for ε to hold.
+    and what a deployment has to do for ε to hold. `docs/accounting.md` compares them in tables.
 
     Args:
         rounds: n, the number of releases, 1 to 10⁸.
@@ -34,13 +35,6 @@ class Participation:
     >>> Participation(rounds=210, min_separation=21).participations
     10
     """
-
-    rounds: int
-    min_separation: int = 1
-    max_participations: int | None = None
-    sampling: str = "none"
-    sampling_rate: float | None = None
-    warm_start: bool = True
 
     def __post_init__(self) -> None:
         scheme = self.scheme
@@ -163,20 +157,3 @@ class Participation:
             return round(cohort_size / self.expected_rate)
         n, k, b = self.rounds, self.participations, self.min_separation
         return max(cohort_size * min(b, n), math.ceil(cohort_size * n / k))
-
-    @property
-    def participations(self) -> int:
-        """k: the most rounds that one user takes part in (n for Poisson sampling, where nothing bounds it)."""
-        if self.max_participations is not None:
-            return self.max_participations
-        return math.ceil(self.rounds / self.min_separation)
-
-
-def scheme_of(sampling: str) -> Sampling:
-    """The sampling of that name. Raises ValueError if there is none."""
-    if sampling not in SAMPLINGS:
-        *others, last = SAMPLINGS
-        raise ValueError(
-            f"sampling must be {', '.join(others)} or {last}, got {sampling!r}; no other sampling is accounted for"
-        )
-    return SAMPLINGS[sampling]

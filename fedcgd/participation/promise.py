@@ -1,39 +1,23 @@
 """The numbers of a promise about who takes part when, as a sampling reads them."""
 
-from typing import Protocol
+import math
+from dataclasses import dataclass
 
 
-class Promise(Protocol):
-    """n, b, k and q; `fedcgd.participation.Participation` has them."""
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """n, b, k, the sampling's name and its number; `fedcgd.participation.Participation` says what each is, and checks them."""
 
-    def __hash__(self) -> int: ...
-
-    @property
-    def rounds(self) -> int:
-        """n."""
-        ...
-
-    @property
-    def min_separation(self) -> int:
-        """b: any two rounds of a user are at least so far apart."""
-        ...
-
-    @property
-    def max_participations(self) -> int | None:
-        """k as it was given."""
-        ...
-
-    @property
-    def sampling_rate(self) -> float | None:
-        """q, or p: the probability of a coin."""
-        ...
-
-    @property
-    def warm_start(self) -> bool:
-        """Whether the first cohorts are as large as the later ones."""
-        ...
+    rounds: int
+    min_separation: int = 1
+    max_participations: int | None = None
+    sampling: str = "none"
+    sampling_rate: float | None = None
+    warm_start: bool = True
 
     @property
     def participations(self) -> int:
-        """k: the most rounds that one user takes part in."""
-        ...
+        """k: the most rounds that one user takes part in (n for Poisson sampling, where nothing bounds it)."""
+        if self.max_participations is not None:
+            return self.max_participations
+        return math.ceil(self.rounds / self.min_separation)

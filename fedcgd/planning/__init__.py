@@ -9,10 +9,10 @@ from fedcgd.planning.planner import (
     plan_recipes,
     recommended,
     verdict,
-    with_more_turns,
+    with_more_participations,
 )
+from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.proxy import ArrayProxy
-from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rehearsal import Rehearsal, RehearsedRecipe, rehearse
 from fedcgd.planning.render import as_python, as_run_config
@@ -23,8 +23,8 @@ __all__ = [
     "LinearModel",
     "Outcome",
     "PlannedRecipe",
+    "PlanningProblem",
     "PrivateMean",
-    "Question",
     "Recipe",
     "Rehearsal",
     "RehearsedRecipe",
@@ -37,5 +37,5 @@ __all__ = [
     "recommended",
     "rehearse",
     "verdict",
-    "with_more_turns",
+    "with_more_participations",
 ]

@@ -6,31 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.planning.rules import RULES
 from fedcgd.quadratic import Spectrum
 
-DIRECTIONS = 600
-LARGEST = 0.6
-DECAY = 2.25
-ENERGY = 0.33
-ENERGY_DECAY = 1.8
-"""The typical landscape: DIRECTIONS of curvature LARGEST·i^−DECAY, in which a loss of ENERGY·i^−ENERGY_DECAY is to be won, for
-updates clipped to norm 1. Found by trying them on 35 networks and 17 linear models (docs/guides/planning.md)."""
-
-DEEP = 2.0
-"""A network with two hidden layers or more is as much more sensitive to its weights: so much smaller are its best rates."""
-
-_INPUT_DECAY = 0.8
-_LINEAR_ENERGY = 0.75
-_LINEAR_ENERGY_DECAY = 0.95
-"""Of a linear model: direction i of the inputs has a share ∝ i^−_INPUT_DECAY of their square norm; of the loss log(classes),
-_LINEAR_ENERGY can be won, in parts ∝ i^−_LINEAR_ENERGY_DECAY. Found by trying on eleven
-sets; what they are matters little (docs/guides/planning.md)."""
-
-_SPECTRUM_ENERGY, _SPECTRUM_ENERGY_DECAY = 0.26, 0.92
-"""Of a measured spectrum: the loss that is to be won in its directions, _SPECTRUM_ENERGY·i^−_SPECTRUM_ENERGY_DECAY."""
-
-_EXACT = 8  # directions that are counted one by one; the others are put together, more and more of them
-_BINS = 16
+_LAWS = RULES.landscapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +52,10 @@ class Landscape:
     @staticmethod
     def typical(*, deep: bool = False) -> "Landscape":
         """That of a typical model, by power laws; a deep one ends as well, at smaller rates."""
-        middle, counts = _directions(DIRECTIONS)
-        scale = DEEP if deep else 1.0
-        return Landscape(scale * LARGEST * middle**-DECAY, counts, ENERGY / scale * middle**-ENERGY_DECAY)
+        middle, counts = _directions(_LAWS.directions)
+        scale = _LAWS.deep if deep else 1.0
+        (largest, decay), (energy, energy_decay) = _LAWS.curvature, _LAWS.energy
+        return Landscape(scale * largest * middle**-decay, counts, energy / scale * middle**-energy_decay)
 
     @staticmethod
     def linear(model: LinearModel) -> "Landscape":
@@ -84,10 +64,11 @@ class Landscape:
         What all inputs have in common, the bias and a mean, bends the loss most, and nothing is to be won there.
         """
         middle, counts = _directions(model.features)
-        inputs, energies = middle**-_INPUT_DECAY, middle**-_LINEAR_ENERGY_DECAY
+        energy, decay = _LAWS.linear_energy
+        inputs, energies = middle**-_LAWS.input_decay, middle**-decay
         shared, others = model.mean_share, model.classes - 1
         own = (1 - shared) * inputs / (inputs @ counts)
-        won = _LINEAR_ENERGY * math.log(model.classes) / others * energies / (energies @ counts)
+        won = energy * math.log(model.classes) / others * energies / (energies @ counts)
         return Landscape(
             np.concatenate([[1 + shared], own]) / model.classes,
             np.concatenate([[1.0], counts]) * others,
@@ -95,18 +76,20 @@ class Landscape:
         )
 
     @staticmethod
-    def of(spectrum: Spectrum) -> "Landscape":
+    def from_spectrum(spectrum: Spectrum) -> "Landscape":
         """That of a model whose spectrum was measured on public data, with the clip norm as the unit of its gradients."""
         values, counts = spectrum.arrays()
         rank = np.cumsum(counts) - (counts - 1) / 2
-        return Landscape(values, counts, _SPECTRUM_ENERGY * rank**-_SPECTRUM_ENERGY_DECAY)
+        energy, decay = _LAWS.spectrum_energy
+        return Landscape(values, counts, energy * rank**-decay)
 
 
 def _directions(count: int) -> tuple[Vector, Vector]:
     """(i, how many) for `count` directions, of which those that are much alike are put together."""
+    exact, groups = _LAWS.counted
     further = (
-        np.unique(np.geomspace(_EXACT + 1, count + 1, _BINS).round()) if count > _EXACT else np.array([count + 1.0])
+        np.unique(np.geomspace(exact + 1, count + 1, groups).round()) if count > exact else np.array([count + 1.0])
     )
-    borders = np.unique(np.concatenate([np.arange(1.0, min(_EXACT, count) + 1), further]))
+    borders = np.unique(np.concatenate([np.arange(1.0, min(exact, count) + 1), further]))
     first, counts = borders[:-1], np.diff(borders)
     return np.sqrt(first * (first + counts - 1)), counts

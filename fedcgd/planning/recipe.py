@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Workload
-from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.participation import Participation, scheme_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,15 +16,15 @@ class Recipe:
         mechanism: as on the command line, with or without its number: "lambda-cgd".
         sampling: how a user's rounds are chosen.
         users: how many there are, examples or people.
-        steps: the rounds in which everybody has a turn once.
-        turns: how often each user takes part; under Poisson or b-min-sep sampling on average.
+        steps: the rounds of an epoch, in which everybody takes part once.
+        participations: how often each user takes part; under Poisson or b-min-sep sampling on average.
         schedule: of the learning rate: "constant", "linear" or "cosine".
         momentum: heavy-ball momentum β in [0, 1).
 
     Raises:
         ValueError: unless there are 1 to `users` steps.
 
-    >>> recipe = Recipe(mechanism="lambda-cgd", sampling="none", users=60_000, steps=10, turns=5)
+    >>> recipe = Recipe(mechanism="lambda-cgd", sampling="none", users=60_000, steps=10, participations=5)
     >>> recipe.cohort, recipe.rounds
     (6000, 50)
     """
@@ -33,7 +33,7 @@ class Recipe:
     sampling: str
     users: int
     steps: int
-    turns: int
+    participations: int
     schedule: Schedule = "linear"
     momentum: float = 0.9
 
@@ -49,19 +49,19 @@ class Recipe:
     @property
     def rounds(self) -> int:
         """The releases of the run."""
-        return self.steps * self.turns
+        return self.steps * self.participations
 
     @property
     def who(self) -> str:
         """Who takes part in a round, in words: everybody, or who may know."""
         if self.steps == 1:
             return "everybody in each round"
-        return self.sampling if self.is_secret else "nothing secret"
+        return self.sampling if self.is_secret else "without amplification"
 
     @property
     def is_secret(self) -> bool:
         """Whether ε relies on who takes part when being secret."""
-        return SAMPLINGS[self.sampling].hidden is not None
+        return scheme_of(self.sampling).hidden is not None
 
     @property
     def workload(self) -> Workload:

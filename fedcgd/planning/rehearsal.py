@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 
 from fedcgd.mechanisms.streaming import State, correlate
 from fedcgd.planning.planner import PlannedRecipe, Progress, shortlist
-from fedcgd.planning.question import Question
+from fedcgd.planning.problem import PlanningProblem
+from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import outcome_at
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
-
-RATES = tuple(3.0 ** (power / 2) for power in (-2, -1, 0, 1, 2))
-"""Parts of the planned learning rate that are tried."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class RehearsedRecipe(PlannedRecipe):
 
 
 def rehearse(
-    question: Question,
+    problem: PlanningProblem,
     train: Train,
     *,
     public: bool,
@@ -123,7 +121,7 @@ def rehearse(
     Guarantee: none of its own. The answer costs no privacy if, and only if, nothing that `train` looks at is private.
 
     Args:
-        question: as for `plan_recipes`.
+        problem: as for `plan_recipes`.
         train: trains the public proxy as a `Rehearsal` says, mostly by its `descend`, and returns a score; more is better.
         public: True says that nobody's private data are in the proxy.
         recipes: how many of theory's recipes are tried at most.
@@ -147,8 +145,10 @@ def rehearse(
     for name, value in (("recipes", recipes), ("repeats", repeats), ("processes", processes)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    planned = shortlist(question, recipes, progress=progress)
-    candidates = [_at(one, part * one.outcome.learning_rate, question) for one in planned for part in RATES]
+    planned = shortlist(problem, recipes, progress=progress)
+    candidates = [
+        _at(one, part * one.outcome.learning_rate, problem) for one in planned for part in RULES.rates.rehearsed
+    ]
     levels = list(_levels(len(candidates), repeats))
     work = round(4 * sum(left * share * len(seeds) for left, share, seeds in levels))
     alive, found = list(range(len(candidates))), dict[int, list[float]]()
@@ -166,15 +166,15 @@ def rehearse(
             alive.sort(key=latest.__getitem__, reverse=True)
     best: dict[int, RehearsedRecipe] = {}
     for i in sorted(found, key=lambda i: (len(found[i]), latest[i]), reverse=True):
-        best.setdefault(i // len(RATES), _rehearsed(candidates[i], found[i]))
+        best.setdefault(i // len(RULES.rates.rehearsed), _rehearsed(candidates[i], found[i]))
     if not math.isfinite(next(iter(best.values())).score):
         raise ValueError("no rehearsal ended with a finite score: train must return a number, more of which is better")
     return list(best.values())
 
 
-def _at(planned: PlannedRecipe, rate: float, question: Question) -> PlannedRecipe:
+def _at(planned: PlannedRecipe, rate: float, problem: PlanningProblem) -> PlannedRecipe:
     """The recipe at another learning rate, with what theory expects there."""
-    outcome = outcome_at(planned.recipe, planned.mechanism, planned.noise_multiplier, question.landscape, rate)
+    outcome = outcome_at(planned.recipe, planned.mechanism, planned.noise_multiplier, problem.landscape, rate)
     return replace(planned, outcome=outcome)
 
 

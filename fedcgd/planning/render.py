@@ -2,16 +2,16 @@
 
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.planning.planner import PlannedRecipe
-from fedcgd.planning.question import Question
+from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.recipe import Recipe
 
 
-def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
+def as_python(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0) -> str:
     """A program that makes the `Plan`, which strategy and engine take, and prints its ε; its last lines say how to descend.
 
     Args:
         planned: one of what `plan_recipes` returned.
-        question: what it was asked.
+        problem: what it was asked.
         clip_norm: ζ, in units of the update.
     """
     recipe = planned.recipe
@@ -24,7 +24,7 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
         "plan = Plan.calibrated(",
         f'    "{_spelling(planned)}",',
         f"    {recipe.participation.as_python()},",
-        f"    clip_norm={clip_norm:g}, epsilon={question.epsilon:g}, delta={question.delta:g},",
+        f"    clip_norm={clip_norm:g}, epsilon={problem.epsilon:g}, delta={problem.delta:g},",
         *([f"    workload={workload},"] if planned.correlated else []),
         ")",
         "print(plan.guarantee())",
@@ -36,33 +36,33 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
     return "\n".join(lines)
 
 
-def as_run_config(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
+def as_run_config(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0) -> str:
     """What `flwr run simulations --run-config` takes, as one text.
 
     Args:
         planned: one of what `plan_recipes` returned.
-        question: what it was asked.
+        problem: what it was asked.
         clip_norm: ζ, in units of the update.
     """
-    values = run_configuration(planned, question, clip_norm=clip_norm)
+    values = run_configuration(planned, problem, clip_norm=clip_norm)
     return " ".join(
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in values.items()
     )
 
 
 def run_configuration(
-    planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0
+    planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0
 ) -> dict[str, str | int | float]:
     """The settings of the simulation app, by their keys."""
     recipe = planned.recipe
     return {
         "mechanism": _spelling(planned),
         "sampling": recipe.sampling,
-        "epsilon": question.epsilon,
-        "delta": question.delta,
+        "epsilon": problem.epsilon,
+        "delta": problem.delta,
         "clip-norm": clip_norm,
         "cohort": recipe.cohort,
-        "participations": recipe.turns,
+        "participations": recipe.participations,
         "learning-rate": float(f"{planned.outcome.learning_rate / clip_norm:.3g}"),
         "momentum": recipe.momentum,
         "schedule": recipe.schedule,
@@ -86,7 +86,7 @@ def _cohort(recipe: Recipe) -> str:
 
 
 def _loader(recipe: Recipe) -> str:
-    """How a DataLoader makes as many batches as the plan has rounds in a turn, where the users don't divide evenly."""
+    """How a DataLoader makes as many batches as the plan has rounds in an epoch, where the users don't divide evenly."""
     return f" (a DataLoader: batch_size={recipe.cohort}, drop_last=True)" if recipe.users % recipe.steps else ""
 
 

@@ -17,13 +17,9 @@ from fedcgd.mechanisms.adjoint import transposed_inverse
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.recipe import Recipe
+from fedcgd.planning.rules import RULES
 
-_FIRST, _LAST = 4, 28  # rates are tried at a progress of 2^(step/2), of these steps first
-_FURTHER, _FARTHEST = (
-    8,
-    120,
-)  # steps that are added while the best rate is the first or last that was tried; and no more
-_UNSTABLE = 1e6
+_RATES = RULES.rates
 
 
 @dataclass(frozen=True)
@@ -69,14 +65,14 @@ def expected_outcome(recipe: Recipe, mechanism: Mechanism, noise_multiplier: flo
         rates = tuple(2.0 ** (step / 2) / unit for step in range(first, last + 1))
         return _outcomes(recipe, mechanism, noise_multiplier, landscape, rates)
 
-    unit, first, last = unit_progress(recipe), _FIRST, _LAST
+    unit, (first, last), (further, farthest) = unit_progress(recipe), _RATES.first, _RATES.further
     found = tried(first, last)
-    while (best := min(found, key=lambda one: one.loss)) is found[-1] and last < _FARTHEST:
-        found += tried(last + 1, last + _FURTHER)
-        last += _FURTHER
-    while (best := min(found, key=lambda one: one.loss)) is found[0] and first > -_FARTHEST:
-        found = tried(first - _FURTHER, first - 1) + found
-        first -= _FURTHER
+    while (best := min(found, key=lambda one: one.loss)) is found[-1] and last < farthest:
+        found += tried(last + 1, last + further)
+        last += further
+    while (best := min(found, key=lambda one: one.loss)) is found[0] and first > -farthest:
+        found = tried(first - further, first - 1) + found
+        first -= further
     return best
 
 
@@ -161,5 +157,5 @@ def _last_model(
 
 
 def _keep_finite(values: Vector) -> None:
-    np.minimum(values, _UNSTABLE, out=values)
-    np.maximum(values, -_UNSTABLE, out=values)
+    np.minimum(values, _RATES.unstable, out=values)
+    np.maximum(values, -_RATES.unstable, out=values)

@@ -20,7 +20,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The eigenvalues of a Hessian, and how many there are of each. `Spectrum.of` makes one of any list.
+    """The eigenvalues of a Hessian, and how many there are of each. `Spectrum.from_eigenvalues` makes one of any list.
 
     Args:
         eigenvalues: at least 0 and strictly falling, in units of loss / parameter².
@@ -31,7 +31,7 @@ class Spectrum:
     Raises:
         ValueError: for anything else.
 
-    >>> Spectrum.of([0.5, 2.0, 0.5])
+    >>> Spectrum.from_eigenvalues([0.5, 2.0, 0.5])
     Spectrum(eigenvalues=(2.0, 0.5), counts=(1.0, 2.0))
     """
 
@@ -48,10 +48,12 @@ class Spectrum:
         if not (np.all(np.isfinite(values)) and np.all(values >= 0)):
             worst = values[~(np.isfinite(values) & (values >= 0))][0]
             raise ValueError(
-                f"eigenvalues must be finite and at least 0, got {worst}; Spectrum.of puts 0 for negative ones"
+                f"eigenvalues must be finite and at least 0, got {worst}; Spectrum.from_eigenvalues puts 0 for negative ones"
             )
         if np.any(np.diff(values) >= 0):
-            raise ValueError("eigenvalues must fall strictly; Spectrum.of sorts them and counts equal ones")
+            raise ValueError(
+                "eigenvalues must fall strictly; Spectrum.from_eigenvalues sorts them and counts equal ones"
+            )
         if not (np.all(np.isfinite(counts)) and np.all(counts > 0)):
             raise ValueError(
                 f"counts must be positive and finite, got {counts[~(np.isfinite(counts) & (counts > 0))][0]}"
@@ -60,7 +62,7 @@ class Spectrum:
         object.__setattr__(self, "counts", tuple(counts.tolist()))
 
     @staticmethod
-    def of(
+    def from_eigenvalues(
         eigenvalues: Sequence[float] | NDArray[np.float64],
         counts: Sequence[float] | NDArray[np.float64] | None = None,
         *,

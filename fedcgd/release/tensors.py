@@ -6,13 +6,11 @@ import numpy as np
 from torch import Tensor
 
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES, NoiseKey
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.tensors import PiecedNormals, TensorNormals, sum_digest
 from fedcgd.plan import Plan
-from fedcgd.release.noise_source import NoiseMode, NoiseSource
-from fedcgd.release.run_noise import RunNoise
+from fedcgd.release.run_noise import NoiseMode, NoiseSource, RunNoise
 
 
 def tensor_noise(

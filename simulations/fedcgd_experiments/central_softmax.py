@@ -12,8 +12,8 @@ from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.kernels import normals
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.normals import normals
 from fedcgd.noise.quantisation import DITHER, Lattice, add_values
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.clipped_sum import GRID_LOSS, MARGIN

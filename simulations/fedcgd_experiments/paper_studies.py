@@ -6,6 +6,7 @@ Figures 5 and 6 need no training: `python -m fedcgd_experiments.paper_figures`.
 from functools import partial
 from typing import Any
 
+from fedcgd.participation import scheme_of
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
 from fedcgd_experiments.study import Log, Study, Values
 
@@ -45,7 +46,9 @@ def paper_study(
         finalists=min(3, candidates // 2),
         tuning=(0, 1, 2),
         tests=tuple(range(TEST_SEEDS, TEST_SEEDS + 3)),
-        baselines={"nothing" if sampling == "none" else "sampling": tuple(arm for arm in arms if arm == "dp-sgd")},
+        baselines={
+            "sampling" if scheme_of(sampling).hidden else "nothing": tuple(arm for arm in arms if arm == "dp-sgd")
+        },
         work="epochs",
         unit="epochs",
     )

@@ -11,8 +11,7 @@ import torch
 from fedcgd.accounting import Guarantee
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.mechanisms.workload import Workload
-from fedcgd.participation import Participation
-from fedcgd.participation.participation import scheme_of
+from fedcgd.participation import Participation, scheme_of
 from fedcgd.plan import Plan
 from fedcgd_experiments.results import Row
 from fedcgd_simulations.partitions import Indices, partition

@@ -35,10 +35,11 @@ from fedcgd.participation import Participation
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.planner import PlannedRecipe
+from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.proxy import ArrayProxy
-from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rehearsal import RehearsedRecipe, rehearse
+from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
 from fedcgd_experiments.central import CentralTrainer
@@ -278,7 +279,7 @@ def trained(
 WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("constant", 0.9), ("linear", 0.9))
 
 
-def candidates(users: int, turns: int) -> list[Recipe]:
+def candidates(users: int, participations: int) -> list[Recipe]:
     """What is tuned: three ways to descend, of each mechanism and sampling, in batches of several sizes."""
     kinds: list[tuple[str, str, int]] = [
         ("dp-sgd", "none", 1),
@@ -289,18 +290,19 @@ def candidates(users: int, turns: int) -> list[Recipe]:
     kinds += ((f"lambda-cgd:{lam}", "balls-in-bins", steps) for steps in (7, 20) for lam in (0.5, 0.8))
     return [
         Recipe(
-            mechanism=name, sampling=sampling, users=users, steps=steps, turns=turns, schedule=schedule, momentum=momentum
+            mechanism=name, sampling=sampling, users=users, steps=steps, participations=participations,
+            schedule=schedule, momentum=momentum
         )
         for name, sampling, steps in kinds
         for schedule, momentum in WAYS
     ]  # fmt: skip
 
 
-def tune(name: str, epsilon: float, turns: int, done: set[str], device: str) -> Iterator[dict[str, Any]]:
+def tune(name: str, epsilon: float, participations: int, done: set[str], device: str) -> Iterator[dict[str, Any]]:
     """The validation accuracy of every candidate at every rate, a record for each recipe that is not `done`."""
     data = load(name)
     scale = len(data.x[0]) / gaussian.sigma(epsilon=epsilon, delta=TRIAL.delta)
-    recipes = [r for r in candidates(len(data.x[0]), turns) if identity(name, epsilon, r) not in done]
+    recipes = [r for r in candidates(len(data.x[0]), participations) if identity(name, epsilon, r) not in done]
     runs = [(recipe, part * scale / unit_progress(recipe)) for recipe in recipes for part in TRIAL.progress]
     found = trained(data, runs, epsilon, TRIAL.tuning, device)[:, :, 0].mean(axis=1)
     for recipe, row in zip(recipes, found.reshape(-1, len(TRIAL.progress)), strict=True):
@@ -320,7 +322,7 @@ def identity(name: str, epsilon: float, recipe: Recipe) -> str:
 
 Out = Annotated[Path, Argument(help="JSON lines, appended")]
 Cell = tuple[str, int, float]
-"""Set, turns and ε."""
+"""Set, participations and ε."""
 
 
 def read(out: Path) -> list[dict[str, Any]]:
@@ -332,10 +334,10 @@ def tune_command(out: Out, only: str | None = None, device: str = "cpu") -> None
     """Tune on every set, and write what is found as it is found."""
     done = {identity(r["set"], r["epsilon"], Recipe(**r["recipe"])) for r in read(out) if "recipe" in r}
     with out.open("a", encoding="utf-8") as file:
-        for name, (turns, epsilon) in product([only] if only else SETS, TRIAL.cells):
-            for record in tune(name, epsilon, turns, done, device):
+        for name, (participations, epsilon) in product([only] if only else SETS, TRIAL.cells):
+            for record in tune(name, epsilon, participations, done, device):
                 print(json.dumps(record), file=file, flush=True)
-            print(name, turns, epsilon, "done", flush=True)
+            print(name, participations, epsilon, "done", flush=True)
 
 
 BASELINES: dict[str, Callable[[Recipe], bool]] = {
@@ -345,7 +347,7 @@ BASELINES: dict[str, Callable[[Recipe], bool]] = {
     "anything": lambda recipe: True,
 }
 SECRETS: dict[str, tuple[str, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
-Plan = Callable[[Question], Sequence[PlannedRecipe]]
+Plan = Callable[[PlanningProblem], Sequence[PlannedRecipe]]
 """Plans, best first."""
 
 
@@ -368,7 +370,7 @@ def best_tuned(records: Sequence[dict[str, Any]], cell: Cell) -> dict[str, Try]:
     tuned = [
         (Recipe(**r["recipe"]), r["progress"], r["validation"])
         for r in records
-        if "recipe" in r and (r["set"], r["recipe"]["turns"], r["epsilon"]) == cell
+        if "recipe" in r and (r["set"], r["recipe"]["participations"], r["epsilon"]) == cell
     ]
     if len(tuned) < len(candidates(1000, cell[1])):
         return {}
@@ -379,13 +381,13 @@ def best_tuned(records: Sequence[dict[str, Any]], cell: Cell) -> dict[str, Try]:
     return found
 
 
-def planned(data: Set, epsilon: float, turns: int) -> dict[str, Try]:
+def planned(data: Set, epsilon: float, participations: int) -> dict[str, Try]:
     """One try of the planner for each that can be secret, told of the model and not."""
     found: dict[str, Try] = {}
-    made: dict[Question, Try] = {}
+    made: dict[PlanningProblem, Try] = {}
     for (label, secret), known in product(SECRETS.items(), (False, True)):
-        question = Question(
-            users=len(data.x[0]), epsilon=epsilon, delta=TRIAL.delta, secret=secret, turns=turns,
+        question = PlanningProblem(
+            users=len(data.x[0]), epsilon=epsilon, delta=TRIAL.delta, secret=secret, participations=participations,
             model=model_of(data) if known else None,
             hidden_layers=len(data.hidden) if known and len(data.hidden) > 1 else None,
         )  # fmt: skip
@@ -395,7 +397,7 @@ def planned(data: Set, epsilon: float, turns: int) -> dict[str, Try]:
     return found
 
 
-def one_try(question: Question, plan: Plan) -> Try:
+def one_try(question: PlanningProblem, plan: Plan) -> Try:
     """What is planned, its rate, and how long that took."""
     started = time.process_time()
     best = plan(question)[0]
@@ -408,18 +410,21 @@ def judge_command(out: Out, only: str | None = None, device: str = "cpu") -> Non
     """On each set that is tuned: the planner's recipe at the planner's rate, and what is best by validation, on fresh seeds."""
     records = read(out)
     before = judgements(records)
-    for (turns, epsilon), name in product(TRIAL.cells, [only] if only else SETS):
-        cell = (name, turns, epsilon)
+    for (participations, epsilon), name in product(TRIAL.cells, [only] if only else SETS):
+        cell = (name, participations, epsilon)
         best = best_tuned(records, cell)
         if best and plan_label("nothing", known=True) not in before.get(cell, {}):
             data = load(name)
-            keep(out, cell, judged(data, best | planned(data, epsilon, turns), epsilon, device))
+            keep(out, cell, judged(data, best | planned(data, epsilon, participations), epsilon, device))
 
 
 def keep(out: Path, cell: Cell, found: dict[str, Any]) -> None:
     """Append what was judged, and print its means in percent."""
     with out.open("a", encoding="utf-8") as file:
-        print(json.dumps(dict(zip(("set", "turns", "epsilon"), cell, strict=True)) | {"judged": found}), file=file)
+        print(
+            json.dumps(dict(zip(("set", "participations", "epsilon"), cell, strict=True)) | {"judged": found}),
+            file=file,
+        )
     print(*cell, {label: round(100 * float(np.mean(one["test"])), 1) for label, one in found.items()}, flush=True)
 
 
@@ -442,19 +447,21 @@ def proxy_of(name: str, data: Set) -> ArrayProxy:
 
 def rehearse_command(out: Out, only: str | None = None, repeats: int = 1, device: str = "cpu") -> None:
     """Networks: what is best on a proxy, nothing secret, on the seeds that the plan of theory was tested with."""
-    for (turns, epsilon), name in product(TRIAL.cells, [only] if only else PROXIES):
-        done = judgements(read(out)).get((name, turns, epsilon), {})
-        tries = rehearsed(load(name), epsilon, turns, repeats, done)
+    for (participations, epsilon), name in product(TRIAL.cells, [only] if only else PROXIES):
+        done = judgements(read(out)).get((name, participations, epsilon), {})
+        tries = rehearsed(load(name), epsilon, participations, repeats, done)
         if tries:
-            keep(out, (name, turns, epsilon), judged(load(name), tries, epsilon, device))
+            keep(out, (name, participations, epsilon), judged(load(name), tries, epsilon, device))
 
 
-def rehearsed(data: Set, epsilon: float, turns: int, repeats: int, done: Container[str]) -> dict[str, Try]:
+def rehearsed(data: Set, epsilon: float, participations: int, repeats: int, done: Container[str]) -> dict[str, Try]:
     """What is best on each proxy that is not `done`."""
     found: dict[str, Try] = {}
     for proxy in PROXIES[data.name]:
         if proxy_label(proxy, repeats) not in done and (repeats == 1 or proxy != "tweets+net"):
-            question = Question(users=len(data.x[0]), epsilon=epsilon, delta=TRIAL.delta, turns=turns)
+            question = PlanningProblem(
+                users=len(data.x[0]), epsilon=epsilon, delta=TRIAL.delta, participations=participations
+            )
             plan = partial(rehearse, train=proxy_of(proxy, data), public=True, repeats=repeats)
             found[proxy_label(proxy, repeats)] = one_try(question, plan)
     return found
@@ -487,15 +494,15 @@ def plan_label(secret: str, *, known: bool) -> str:
 
 
 def judgements(records: Sequence[dict[str, Any]]) -> dict[Cell, dict[str, Any]]:
-    """(set, turns, ε) → all that was judged there, by label."""
+    """(set, participations, ε) → all that was judged there, by label."""
     found: dict[Cell, dict[str, Any]] = {}
     for r in records:
         if "judged" in r:
-            found.setdefault((r["set"], r["turns"], r["epsilon"]), {}).update(r["judged"])
+            found.setdefault((r["set"], r["participations"], r["epsilon"]), {}).update(r["judged"])
     return found
 
 
-def curve_command(out: Out, cohort: int = 60, turns: int = 10) -> None:
+def curve_command(out: Out, cohort: int = 60, participations: int = 10) -> None:
     """Digits at many ε: DP-SGD at the best of 24 candidates by validation, in cohorts of 60 and of all; the plan at its own rate.
 
     Each of 20 seeds trains on and holds out other digits: between ten such draws alone accuracies differ by five points.
@@ -513,14 +520,19 @@ def curve_command(out: Out, cohort: int = 60, turns: int = 10) -> None:
         for label, (sampling, steps) in baselines.items():
             runs = [
                 (recipe, part * scale / unit_progress(recipe))
-                for schedule, momentum in planner.WAYS
-                for recipe in [Recipe(mechanism="dp-sgd", sampling=sampling, users=users, steps=steps, turns=turns,
-                                      schedule=schedule, momentum=momentum)]
+                for schedule, momentum in RULES.tried.ways
+                for recipe in [Recipe(mechanism="dp-sgd", sampling=sampling, users=users, steps=steps,
+                                      participations=participations, schedule=schedule, momentum=momentum)]
                 for part in (1 / 16, 1 / 8, *TRIAL.progress)
             ]  # fmt: skip
             tries[label] = runs[int(np.argmax(trained(data, runs, epsilon, range(3), "cpu")[:, :, 0].mean(axis=1)))]
-        question = Question(
-            users=users, epsilon=epsilon, delta=TRIAL.delta, turns=turns, max_cohort=cohort, model=model_of(data)
+        question = PlanningProblem(
+            users=users,
+            epsilon=epsilon,
+            delta=TRIAL.delta,
+            participations=participations,
+            max_cohort=cohort,
+            model=model_of(data),
         )
         one = next(one for one in planner.plan_recipes(question) if one.mechanism.name == "lambda-cgd")
         tries["plan, nothing secret"] = one.recipe, one.outcome.learning_rate
@@ -539,12 +551,12 @@ def cnn_command(out: Out) -> None:
     """Digits by a CNN with three hidden layers and the engine's own noise, ten passes: one try of the plan at each ε."""
     trainer, rows = CentralTrainer(), list[dict[str, Any]]()
     for epsilon in (1.0, 2.0, 4.0, 8.0):
-        question = Question(users=1260, epsilon=epsilon, delta=TRIAL.delta, turns=10, hidden_layers=3)
+        question = PlanningProblem(users=1260, epsilon=epsilon, delta=TRIAL.delta, participations=10, hidden_layers=3)
         recipe, rate, _ = one_try(question, planner.plan_recipes)
         points = [
             CentralPoint(
                 task="digits", model="tanh-cnn", mechanism=recipe.mechanism, epsilon=epsilon, delta=TRIAL.delta,
-                steps=recipe.steps, epochs=recipe.turns, learning_rate=rate, momentum=recipe.momentum,
+                steps=recipe.steps, epochs=recipe.participations, learning_rate=rate, momentum=recipe.momentum,
                 schedule=recipe.schedule, seed=seed, split="test",
             )
             for seed in range(1000, 1010)
@@ -564,7 +576,9 @@ def noise_command(out: Out) -> None:
     for name, users in product(("digits", "five", "blobs", "wide", "digits+net", "five+net"), (10, 30, 100, 300, 1000)):
         whole = load(name)
         data = replace(whole, x=(whole.x[0][:users], *whole.x[1:]), y=(whole.y[0][:users], *whole.y[1:]))
-        question = Question(users=users, epsilon=1000.0, delta=TRIAL.delta, turns=10, model=model_of(whole))
+        question = PlanningProblem(
+            users=users, epsilon=1000.0, delta=TRIAL.delta, participations=10, model=model_of(whole)
+        )
         guessing = float(np.bincount(data.y[2]).max()) / len(data.y[2])
         loud = planner.recommended(planner.plan_recipes(question))
         rates = [(loud.recipe, factor * loud.outcome.learning_rate) for factor in (0.3, 1, 3)]
@@ -616,11 +630,11 @@ def table_command(out: Out) -> None:
 def show(cells: dict[Cell, dict[str, Any]], labels: Sequence[str]) -> None:
     """Mean accuracies in percent, a row for each cell; a dash for what was not judged there."""
     rows = [
-        [name, str(turns), f"{epsilon:g}"]
+        [name, str(participations), f"{epsilon:g}"]
         + [f"{100 * np.mean(each[label]['test']):.1f}" if label in each else "–" for label in labels]
-        for (name, turns, epsilon), each in cells.items()
+        for (name, participations, epsilon), each in cells.items()
     ]
-    print(markdown(["set", "turns", "ε", *labels], rows), end="")
+    print(markdown(["set", "participations", "ε", *labels], rows), end="")
 
 
 def summary(title: str, lost: Sequence[float]) -> str:

@@ -8,7 +8,7 @@ from torch import nn, optim
 
 from fedcgd.mechanisms.schedule import SCHEDULES, Schedule
 from fedcgd.optimisation.catalogue import MechanismSpec
-from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.participation import Participation, scheme_of
 from fedcgd.support.numbers import as_positive
 from fedcgd_simulations.server_optimizer import check_descent
 
@@ -43,7 +43,7 @@ class Setup:
 
     @property
     def _has_groups(self) -> bool:
-        return SAMPLINGS[self.sampling].takes_groups
+        return scheme_of(self.sampling).takes_groups
 
     @property
     def in_file(self) -> bool:

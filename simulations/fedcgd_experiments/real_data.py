@@ -43,7 +43,7 @@ class Exam:
     Attributes:
         delta: δ.
         epsilons: of linear models.
-        turns: epochs of linear models.
+        participations: epochs of linear models.
         parts: learning rates that are tried, as parts of what moves a model by users/σ₁, σ₁ of one release at the budget.
         tests: seeds that nothing was chosen by, of networks the first three; 0 is what chooses.
         first_rounds: after which the pace is measured, over twice as many.
@@ -51,7 +51,7 @@ class Exam:
 
     delta: float = 1e-5
     epsilons: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 8.0)
-    turns: int = 60
+    participations: int = 60
     parts: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-6, 5))
     tests: tuple[int, ...] = tuple(range(1000, 1005))
     first_rounds: int = 5
@@ -75,7 +75,7 @@ class Net:
 
 def net(figure: str, mechanism: str, sampling: str, epsilon: float, rate: float, seed: int, **more: Any) -> Net:
     """Ten epochs of batches of 128, with a constant rate and without momentum, unless `more` says otherwise."""
-    given: dict[str, Any] = {"steps": 352, "turns": 10, "schedule": "constant", "momentum": 0.0, **more}
+    given: dict[str, Any] = {"steps": 352, "participations": 10, "schedule": "constant", "momentum": 0.0, **more}
     return Net(figure, Recipe(mechanism=mechanism, sampling=sampling, users=45_000, **given), epsilon, rate, seed)
 
 
@@ -151,7 +151,7 @@ ARMS: Mapping[str, Sequence[tuple[str, str, int]]] = {
 def recipes_of(users: int, label: str) -> list[Recipe]:
     """The recipes of an arm: 60 epochs, a falling rate, momentum 0.9."""
     return [
-        Recipe(mechanism=mechanism, sampling=sampling, users=users, steps=steps, turns=EXAM.turns)
+        Recipe(mechanism=mechanism, sampling=sampling, users=users, steps=steps, participations=EXAM.participations)
         for mechanism, sampling, steps in ARMS[label]
     ]
 
@@ -174,7 +174,7 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
     """σ and C⁻¹ of all that is trained, and all plans: nothing of it needs data."""
     from fedcgd.planning import planner
     from fedcgd.planning.landscape import LinearModel
-    from fedcgd.planning.question import Question
+    from fedcgd.planning.problem import PlanningProblem
     from fedcgd_experiments.planner_trial import noise_of
 
     made = json.loads(sheet.read_text()) if sheet.exists() else {"noise": {}, "plans": {}}
@@ -192,7 +192,8 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
     for stack in stacks(list):
         wanted += [(one.recipe, one.epsilon) for one in stack]
     wanted += [
-        (Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, turns=1), epsilon) for epsilon in EXAM.epsilons
+        (Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, participations=1), epsilon)
+        for epsilon in EXAM.epsilons
     ]
     for recipe, epsilon in wanted:
         keep(recipe, epsilon)
@@ -201,8 +202,13 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
         key = json.dumps([name, users, features, epsilon, secret])
         if key not in made["plans"]:
             model = LinearModel(classes=classes, features=features)
-            question = Question(
-                users=users, epsilon=epsilon, delta=EXAM.delta, secret=allowed, turns=EXAM.turns, model=model
+            question = PlanningProblem(
+                users=users,
+                epsilon=epsilon,
+                delta=EXAM.delta,
+                secret=allowed,
+                participations=EXAM.participations,
+                model=model,
             )
             best = planner.plan_recipes(question)[0]
             keep(best.recipe, epsilon)
@@ -363,7 +369,7 @@ def linear(bench: Bench, sheet: Sheet, data: Labelled, cell: tuple[str, int, int
     """A row for each arm and ε: the best of its candidates by validation, tested; and the plans at their own rates."""
     started = time.monotonic()
     name, users, features = cell
-    alone = Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, turns=1)
+    alone = Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, participations=1)
     candidates: list[Try] = [
         (label, recipe, epsilon, part * users / sheet.sigma(alone, epsilon) / unit_progress(recipe))
         for label in ARMS
@@ -395,7 +401,7 @@ def trained(bench: Bench, sheet: Sheet, data: Labelled, tries: Sequence[Try], se
     found = np.empty((len(tries), len(seeds), 2))
     groups: dict[tuple[Rounds, int], list[int]] = {}
     for place, (_, recipe, _, _) in enumerate(tries):
-        groups.setdefault((bench.when(recipe), recipe.turns), []).append(place)
+        groups.setdefault((bench.when(recipe), recipe.participations), []).append(place)
     for (when, _), places in groups.items():
         kinds = list(dict.fromkeys(tries[place][1:3] for place in places))
         noises = [

@@ -86,7 +86,7 @@ def picture(results: Path) -> Figure:
             x = sorted(by)
             means, spreads = [fmean(by[e]) for e in x], [float(np.std(by[e], ddof=1)) for e in x]
             secret = {"linestyle": ":"} if "Poisson" in label or "Bins" in label else {}
-            axes.errorbar(x, means, yerr=spreads, marker="osD^vP*X"[number], capsize=2, label=label, **secret)  # type: ignore[arg-type]
+            axes.errorbar(x, means, yerr=spreads, marker="osD^vP*X"[number], capsize=2, label=label, **secret)
         axes.set_xscale("log")
         axes.set_xticks((ticks := sorted({e for by in arms.values() for e in by})), [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()

@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from fedcgd.participation import scheme_of
+
 Values = Mapping[str, Any]
 """What a candidate, or a setting, has of each axis."""
 
@@ -98,7 +100,8 @@ class Study:
 
     def secret(self, arm: str) -> Secret:
         """What nobody may learn, for the ε of `arm` to hold: nothing, or who takes part when (its sampling)."""
-        return "nothing" if self.arms[arm].get("sampling", ("none",)) == ("none",) else "sampling"
+        samplings: Any = self.arms[arm].get("sampling", ("none",))
+        return "sampling" if any(scheme_of(each).hidden for each in samplings) else "nothing"
 
     def points(self, arm: str, setting: Values) -> list[Point]:
         """The candidates of `arm` at `setting`, with the first tuning seed. Two that are the same count twice."""

@@ -57,7 +57,7 @@ def planned_rates(point: CentralPoint, trainer: CentralTrainer) -> list[float]:
         linear = next(layer for layer in model.modules() if isinstance(layer, nn.Linear))
         landscape = Landscape.linear(LinearModel(classes=linear.out_features, features=linear.in_features))
     recipe = Recipe(
-        mechanism=point.mechanism, sampling=point.sampling, users=len(train), steps=point.steps, turns=point.epochs,
+        mechanism=point.mechanism, sampling=point.sampling, users=len(train), steps=point.steps, participations=point.epochs,
         schedule=point.schedule, momentum=point.momentum,
     )  # fmt: skip
     sigma = claim(point.setup)["noise_multiplier"]

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.declare import Option
-from fedcgd.planning import LinearModel, Question, plan_recipes
+from fedcgd.planning import LinearModel, PlanningProblem, plan_recipes
 from fedcgd.planning.render import run_configuration
 from fedcgd_simulations.commands import of_function
 from fedcgd_simulations.flower_runs import local_superlink, run_app
@@ -21,7 +21,7 @@ from fedcgd_simulations.report import plot_accuracy, summary
 
 COHORT = 60
 MODEL = LinearModel(classes=10, features=64, mean_share=0.9)
-TASK = Question(users=1260, epsilon=4.0, delta=1e-5, turns=10, max_cohort=COHORT, model=MODEL)
+TASK = PlanningProblem(users=1260, epsilon=4.0, delta=1e-5, participations=10, max_cohort=COHORT, model=MODEL)
 """Softmax regression on pixels: 1260 users with one digit each, of whom a round reaches 60, each at most ten times."""
 
 
@@ -33,7 +33,7 @@ def best_dp_sgd(epsilon: float, sampling: str) -> dict[str, str | int | float]:
     with Poisson sampling, σ₁ the noise multiplier of one release; for another ε the rate is taken by the same rule.
     """
     signal = TASK.users / gaussian.sigma(epsilon=epsilon, delta=TASK.delta)
-    rounds = TASK.turns * TASK.users // COHORT
+    rounds = TASK.participations * TASK.users // COHORT
     if sampling == "poisson":
         return {"learning-rate": round(2 * signal / (rounds + 1), 3), "schedule": "linear", "momentum": 0.0}
     return {"learning-rate": round(0.25 * signal / rounds, 3), "schedule": "constant", "momentum": 0.0}
@@ -47,7 +47,7 @@ def configurations(epsilon: float) -> dict[str, dict[str, str | int | float]]:
         "epsilon": epsilon,
         "delta": TASK.delta,
         "cohort": COHORT,
-        "participations": TASK.turns,
+        "participations": TASK.participations,
     }
     plain = {"mechanism": "dp-sgd", "sampling": "none"} | shared | best_dp_sgd(epsilon, "none")
     poisson = {"mechanism": "dp-sgd", "sampling": "poisson"} | shared | best_dp_sgd(epsilon, "poisson")

@@ -10,7 +10,7 @@ from fedcgd.mechanisms.schedule import Schedule, check_schedule, scheduled_workl
 from fedcgd.mechanisms.workload import Workload
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation.catalogue import MechanismSpec
-from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.participation import Participation, scheme_of
 from fedcgd_simulations.local_training import LocalTraining
 from fedcgd_simulations.server_optimizer import ServerOptimizer, check_descent
 
@@ -86,11 +86,14 @@ class Settings:
         """
         if not 1 <= self.cohort <= users:
             raise ValueError(f"cohort must be between 1 and the {users} users of the task, got {self.cohort}")
-        epoch = users / self.cohort if SAMPLINGS[self.sampling].takes_rate else users // self.cohort
-        rounds = self.rounds or math.ceil(self.participations * epoch)
-        groups = MechanismSpec.parse(self.mechanism).bands if SAMPLINGS[self.sampling].takes_groups else None
+        scheme = scheme_of(self.sampling)
+        epoch = users / self.cohort if scheme.takes_rate else users // self.cohort
         return Participation.for_cohorts(
-            self.sampling, rounds, users=users, cohort_size=self.cohort, min_separation=groups
+            self.sampling,
+            self.rounds or math.ceil(self.participations * epoch),
+            users=users,
+            cohort_size=self.cohort,
+            min_separation=MechanismSpec.parse(self.mechanism).bands if scheme.takes_groups else None,
         )
 
     def workload(self, rounds: int) -> Workload:

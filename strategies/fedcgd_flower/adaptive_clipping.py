@@ -19,9 +19,7 @@ import numpy as np
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.support.numbers import as_positive
-
-LARGEST_PART = 0.5  # of the squared sensitivity that the share may take: the noise on updates is then √2 times as large
-_SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20  # what a plan may have
+from fedcgd_flower.update import Clipping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +74,8 @@ class AdaptiveClipping:
                 "anything: to debug it take a noise_multiplier of 1e-3"
             )
         half = noise_multiplier / (self.count_noise * cohort_size) / 2
-        if half**2 > LARGEST_PART:
-            least = noise_multiplier / (2 * math.sqrt(LARGEST_PART))
+        if half**2 > 0.5:  # of the squared sensitivity: the noise on updates is then √2 times as large
+            least = noise_multiplier / math.sqrt(2)
             raise ValueError(
                 f"adaptive clipping: with σ = {noise_multiplier:.4g} and {cohort_size} users a round, a share measured to within "
                 f"{self.count_noise:g} would take more than half of the squared sensitivity. Take a cohort of at least "
@@ -92,39 +90,26 @@ def _rounded_up(value: float) -> float:
     return round(math.ceil(value / unit) * unit, 12)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """How a round's updates become vectors of norm at most 1 on `grid`, and how their noised sum is read.
+def adaptive_round(clip_norm: float, indicator_norm: float, grid: Lattice) -> Clipping:
+    """The clipping of a round with norm ζ_t = `clip_norm`, up to rounding to float32, in which nodes divide.
 
-    `update_scale` is ζ_t / α, `part` is α, and `indicator` is β/2 in steps. With a `fixed` norm updates are as they are.
+    Updates are divided by ζ_t / α and clipped to α, so that with ±β/2 for the share they make vectors of norm at most 1.
     """
+    indicator = int(indicator_norm / grid.step)
+    part = math.sqrt(1 - (indicator * grid.step) ** 2)
+    return Clipping(clip_norm=part, grid=grid, update_scale=float(np.float32(clip_norm / part)), indicator=indicator)
 
-    update_scale: float
-    part: float
-    indicator: int
 
-    @staticmethod
-    def fixed(clip_norm: float) -> "Scale":
-        """The scale of every round if the norm does not adapt: 1, and no share is measured."""
-        return Scale(update_scale=1.0, part=clip_norm, indicator=0)
+def share_within(counted: int, clipping: Clipping, cohort_size: int) -> float:
+    """The noised share of users within the norm, from the last coordinate of the noised sum, in steps.
 
-    @staticmethod
-    def of_round(clip_norm: float, indicator_norm: float, grid: Lattice) -> "Scale":
-        """The scale of a round with norm ζ_t = `clip_norm`, up to rounding to float32, in which nodes divide."""
-        indicator = int(indicator_norm / grid.step)
-        part = math.sqrt(1 - (indicator * grid.step) ** 2)
-        return Scale(update_scale=float(np.float32(clip_norm / part)), part=part, indicator=indicator)
-
-    def share(self, counted: int, cohort_size: int) -> float:
-        """The noised share of users within the norm, from the last coordinate of the noised sum, in steps.
-
-        Users who did not answer count as one half each. It may be below 0 or above 1.
-        """
-        return counted / (2 * self.indicator * cohort_size) + 0.5
+    Users who did not answer count as one half each. It may be below 0 or above 1.
+    """
+    return counted / (2 * clipping.indicator * cohort_size) + 0.5
 
 
 def next_norm(clip_norm: float, share: float, settings: AdaptiveClipping) -> float:
     """ζ_{t+1} = ζ_t · exp(−η(b_t − γ)); |b_t − γ| counts as at most 1, which is more than any share without noise gives."""
     step = min(max(share - settings.quantile, -1.0), 1.0)
     moved = clip_norm * math.exp(-settings.learning_rate * step)
-    return min(max(moved, _SMALLEST_NORM), _LARGEST_NORM)
+    return min(max(moved, 1e-20), 1e20)  # what a plan may have

@@ -2,48 +2,119 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import rounded_down, rounded_up
-from fedcgd.ledger import Admission, JointBudget, Ledger
-from fedcgd.noise.keys import NoiseKey
+from fedcgd.ledger import Admission, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort, eligible
 from fedcgd.participation.history import History
 from fedcgd.support.numbers import plural
-from fedcgd_flower.flower_private import is_simulation, log_info, log_warning
-from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
-from fedcgd_flower.keepers.openings import NodeSuspects
+from fedcgd_flower.flower_private import log_info, log_warning
+from fedcgd_flower.grid import kind_of
+from fedcgd_flower.noise_provider import NoiseProvider
+from fedcgd_flower.settings import EXPECTED_USERS, RunSettings, users_needed
 from fedcgd_flower.users import NodeIds, UserDirectory, balance_users, nodes_of_all
 
-EXPECTED_USERS = "expected_users"
-"""The argument's name: the number of users to begin with was given."""
 
-_POLL = 1.0  # seconds between looks at who is there
-_TOLD_EVERY = 30.0  # seconds between lines about what is waited for
-_SETTLED = 30.0  # seconds without a change after which nobody waits where no nodes can take part, and in a simulation
-_PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
+@dataclass(frozen=True)
+class Waits:
+    """How users are waited for, in seconds, and for how long one who is silent is."""
+
+    poll: float = 1.0  # between looks at who is there
+    logged_every: float = 30.0  # between lines about what is waited for
+    settled: float = (
+        30.0  # without a change, after which nobody waits where no nodes can take part, and in a simulation
+    )
+    tries: int = 2  # of a round, before a silent user is replaced: at once, it would cost another one's participation
+
+
+_WAITS = Waits()
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What decides who is drawn in one round."""
+
+    participation: Participation
+    round: int
+    history: History
+    key: bytes
+
+    def cohort(self, users: Collection[str], size: int) -> list[str] | None:
+        """The cohort of these users; None if too few may take part."""
+        return cohort(self.participation, self.round, users, self.history, cohort_size=size, key=self.key)
+
+    def at_nodes(
+        self,
+        nodes: Mapping[str, NodeIds],
+        directory: UserDirectory,
+        noise: NoiseProvider,
+        drawn: Callable[[Set[str]], list[str] | None],
+        avoid: Collection[int] = (),
+    ) -> dict[str, int] | None:
+        """Each user whom `drawn` draws of those at `nodes`, and the node at which it is asked; None if too few are there.
+
+        They are at as many nodes as the noise needs, if that can be, and none of those that are held back.
+        """
+        chosen: dict[str, int] | None = None
+        for held_back in noise.held_back():
+            there = directory.without(nodes, held_back)
+            users = drawn(there.keys())
+            if users is None:
+                chosen = None
+                continue
+            chosen = balance_users(self._spread(users, there, noise.least_nodes), there, avoid=avoid)
+            if len(set(chosen.values())) >= noise.least_nodes:
+                break
+        return chosen
+
+    def _spread(self, users: list[str], nodes: Mapping[str, NodeIds], least: int) -> list[str]:
+        """The cohort `users`, with some of other nodes in place of a few, so that it is at `least` nodes, if that can be."""
+        chosen = list(users)
+        while len(at := Counter(balance_users(chosen, nodes).values())) < min(least, len(users)):
+            others = [user for user, where in nodes.items() if at.keys().isdisjoint(where)]
+            more = self.cohort(others, 1)
+            if more is None:
+                return users
+            [crowded] = at.most_common(1)
+            chosen.remove(next(user for user in reversed(chosen) if crowded[0] in nodes[user]))
+            chosen = sorted(chosen + more)
+        return chosen
+
+    def can_replace(self, chosen: Collection[str], reachable: Collection[str]) -> bool:
+        """Whether `chosen` may be asked in place of users who were asked in this round before, and later rounds find theirs.
+
+        Whoever was asked has participated, so replacing a user costs a participation more. Once users come back as fast as they
+        leave, that is all; the rounds before must live on those that have not been asked yet.
+        """
+        participation, round, history = self.participation, self.round, self.history
+        k, size = participation.participations, len(chosen)
+        waiting = eligible(participation, round, reachable, history)
+        fresh, waiting_fresh = (
+            sum(history.last_rounds.get(user) != round for user in users) for users in (chosen, waiting)
+        )
+        left = sum(k - history.counts.get(user, 0) for user in reachable)
+        before_return = max(0, participation.scheme.rounds_without_return(participation, round))
+        later = participation.rounds - round - 1
+        return waiting_fresh - fresh >= size * before_return and left - fresh >= size * later
 
 
 class CohortSelector:
     """Draws a run's cohorts from the users who are there, and remembers who is silent in a round."""
 
-    def __init__(
-        self, participation: Participation, cohort: "CohortSettings", patience: float, budget: JointBudget | None
-    ) -> None:
+    def __init__(self, settings: RunSettings) -> None:
         self.admission: Admission | None = None
-        """Whose earlier runs leave too little of `budget`."""
+        """Whose earlier runs leave too little of the joint budget."""
         self.over_budget = 0
         """How many of them were there at the last look."""
-        self._participation = participation
-        self._cohort = cohort
-        self._patience = patience
-        self._budget = budget
-        self._told_budget = False
+        self._participation, self._cohort = settings.plan.participation, settings.cohort
+        self._patience, self._budget, self._key = settings.patience, settings.budget, settings.key
+        self._has_warned = False
         self._silent: Counter[str] = Counter()
         self._lost: set[int] = set()
         self._there: set[int] = set()
@@ -57,38 +128,25 @@ class CohortSelector:
             self._lost.add(lost)
 
     def wait_for(
-        self,
-        round: int,
-        grid: Grid,
-        directory: UserDirectory,
-        ledger: Ledger,
-        key: NoiseKey,
-        suspects: NodeSuspects | None = None,
+        self, round: int, grid: Grid, directory: UserDirectory, ledger: Ledger, noise: NoiseProvider
     ) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
-
-        Of nodes that are suspected of spoiling sums half are held back, where enough users are at others.
 
         Raises ValueError if fewer users than expected are there before the first round, or nodes whose users nobody knows; if it
         is the joint budget that refuses the others, without waiting for what cannot come.
         """
-        began = changed = tell_at = time.monotonic()
+        began = changed = log_at = time.monotonic()
         there: tuple[int, int, int] | None = None
         self._forget_before(round)
-        choices_key = key.choices_of(ledger.stream_id)
+        choices_key = self._key.choices_of(ledger.stream_id)
         while True:
             nodes = self._within_budget(directory.refresh(grid))
-            history = ledger.history(list(nodes))
+            draw = Draw(self._participation, round, ledger.history(list(nodes)), choices_key)
             may_begin = round > 0 or self._may_begin(len(nodes), directory, grid)
-            chosen: dict[str, int] | None = None
-            least = 1 if suspects is None else suspects.least
-            for allowed in directory.allowed(nodes, suspects) if may_begin else ():
-                users = self._drawn(round, allowed, history, choices_key)
-                if users is not None:
-                    users = spread(self._participation, round, users, allowed, history, least=least, key=choices_key)
-                chosen = None if users is None else balance_users(users, allowed, avoid=self._doubtful(nodes))
-                if chosen is not None and len(set(chosen.values())) >= least:
-                    break
+            chosen = None
+            if may_begin:
+                drawn = partial(self._drawn, draw)
+                chosen = draw.at_nodes(nodes, directory, noise, drawn, avoid=self._doubtful(nodes))
             if chosen is not None:
                 return chosen
             now = time.monotonic()
@@ -97,44 +155,40 @@ class CohortSelector:
             deadline = began + self._patience
             if self._is_short_by_budget(round, len(nodes)) and not self._nodes_missing(directory, grid):
                 # In a simulation all are there. Elsewhere others may still connect, but hardly after a cohort all refused.
-                at_once = is_simulation(grid) or (not nodes and self.over_budget >= self._cohort.size)
-                deadline = now if at_once else min(deadline, changed + _SETTLED)
+                at_once = kind_of(grid).is_simulation or (not nodes and self.over_budget >= self._cohort.size)
+                deadline = now if at_once else min(deadline, changed + _WAITS.settled)
             if _is_final(directory, grid):
-                deadline = min(deadline, changed + _SETTLED)
+                deadline = min(deadline, changed + _WAITS.settled)
             if now >= deadline:
                 break
-            if now >= tell_at:  # at once, and then from time to time
+            if now >= log_at:  # at once, and then from time to time
                 waiting = self._waiting(round, len(nodes), directory)
                 log_info(f"{waiting}; waiting for up to {deadline - now:.0f} s")
-                tell_at = now + _TOLD_EVERY
-            time.sleep(min(_POLL, self._patience))
+                log_at = now + _WAITS.logged_every
+            time.sleep(min(_WAITS.poll, self._patience))
         waited = f"after {now - began:.0f} s"
         if directory.is_hopeless:
             raise ValueError(f"no user is there {waited}, and none can be: {_unable(directory)}")
         if not may_begin:
             raise ValueError(self._cannot_begin(len(nodes), directory, waited))
-        return cohort_shortfall(self._participation, round, self._cohort.size, nodes, history, self._missing(directory))
+        return cohort_shortfall(draw, self._cohort.size, nodes, self._missing(directory))
 
     def _may_begin(self, users: int, directory: UserDirectory, grid: Grid) -> bool:
         """Whether the first round need not wait for more users."""
         return users >= self._cohort.expected_users and not self._nodes_missing(directory, grid)
 
-    def _drawn(self, round: int, nodes: Mapping[str, NodeIds], history: History, key: bytes) -> list[str] | None:
+    def _drawn(self, draw: Draw, there: Set[str]) -> list[str] | None:
         """The round's cohort of the users that are there; None if too few may take part.
 
         Without a sampling whoever was asked often enough in this very round, in vain, is replaced if others can be spared. With
         one who takes part stays as it was drawn.
         """
-
-        def draw(available: Set[str]) -> list[str] | None:
-            return cohort(self._participation, round, available, history, cohort_size=self._cohort.size, key=key)
-
-        silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS} & nodes.keys()
+        silent = {user for user, times in self._silent.items() if times >= _WAITS.tries} & there
         if silent and not self._participation.is_secret:
-            others = draw(nodes.keys() - silent)
-            if others is not None and can_replace(self._participation, round, others, nodes, history):
+            others = draw.cohort(there - silent, self._cohort.size)
+            if others is not None and draw.can_replace(others, there):
                 return others
-        return draw(nodes.keys())
+        return draw.cohort(there, self._cohort.size)
 
     def _forget_before(self, round: int) -> None:
         if round != self._silent_in:
@@ -156,7 +210,7 @@ class CohortSelector:
         silent = directory.silent
         if not silent or self._cohort.expected_source == EXPECTED_USERS:
             return False
-        return is_simulation(grid) or silent > 1 or 2 * silent >= directory.connected
+        return kind_of(grid).is_simulation or silent > 1 or 2 * silent >= directory.connected
 
     def _cannot_begin(self, users: int, directory: UserDirectory, waited: str) -> str:
         there = plural(users, "user is", "users are") + " there"
@@ -253,8 +307,8 @@ class CohortSelector:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
         refused = nodes.keys() & (frozenset() if self.admission is None else self.admission.refused)
         self.over_budget = len(refused)
-        if refused and self._budget is not None and not self._told_budget:
-            self._told_budget = True
+        if refused and self._budget is not None and not self._has_warned:
+            self._has_warned = True
             log_warning(
                 f"{plural(len(refused), 'user that is there is', 'users that are there are')} refused: the earlier runs they "
                 f"were in, and this plan, cost more than the joint budget of ε = {self._budget.epsilon:g} at δ = "
@@ -269,7 +323,7 @@ def _is_final(directory: UserDirectory, grid: Grid) -> bool:
     In deployment a single node that cannot take part says nothing about those that connect after it; of two or more, which
     have the same app, it does.
     """
-    if is_simulation(grid):
+    if kind_of(grid).is_simulation:
         return directory.has_heard_all
     return directory.is_hopeless and directory.connected > 1
 
@@ -290,111 +344,9 @@ def _silent(directory: UserDirectory) -> str:
     return f"{directory.silent} of {plural(directory.connected, 'node has', 'nodes have')}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CohortSettings:
-    """How many users a round is planned with (`size`, which `source` set), must answer, and must be there before the first."""
-
-    size: int
-    source: str
-    min_answers: int
-    expected_users: int
-    expected_source: str
-    """Who says how many are expected."""
-
-
-def cohort_settings(
-    participation: Participation,
-    inner: Strategy,
-    *,
-    cohort_size: int | None,
-    expected_users: int | None,
-    min_answers: int | None,
-) -> CohortSettings:
-    """These numbers; for those that are None what the inner strategy and the participation say. Raises ValueError."""
-    source = "cohort_size"
-    if cohort_size is None:
-        cohort_size, source = planned_cohort(inner, expected_users)
-    if not isinstance(cohort_size, int) or cohort_size < 1:
-        raise ValueError(
-            f"cohort_size must be at least 1 and whole, got {cohort_size!r}: the planned number of users of a round"
-        )
-    if min_answers is None:
-        min_answers = 0 if participation.is_secret else 1
-    if not 0 <= min_answers <= (0 if participation.is_secret else cohort_size):
-        raise ValueError(
-            f"min_answers must be between 0 and cohort_size = {cohort_size}, and 0 with a secret sampling, because who "
-            f"was drawn may not decide whether a round is released; got {min_answers}"
-        )
-    expected_source = EXPECTED_USERS
-    if expected_users is None:
-        expected_users, expected_source = users_needed(participation, cohort_size), "what the plan cannot do without"
-        available = getattr(inner, "min_available_nodes", 0)
-        if available > max(expected_users, FLOWERS_DEFAULT):
-            expected_users, expected_source = available, f"min_available_nodes = {available}"
-    return CohortSettings(
-        size=cohort_size,
-        source=source,
-        min_answers=min_answers,
-        expected_users=expected_users,
-        expected_source=expected_source,
-    )
-
-
-def users_needed(participation: Participation, cohort_size: int) -> int:
-    """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
-    if participation.is_secret:
-        return 1
-    return participation.users_for(cohort_size)
-
-
-def can_replace(
-    participation: Participation, round: int, cohort: Collection[str], reachable: Collection[str], history: History
-) -> bool:
-    """Whether `cohort` may be asked in place of users who were asked in this round before, and later rounds still find theirs.
-
-    Whoever was asked has had a turn, so replacing a user costs a turn more. Once users come back as fast as they leave, that is
-    all; the rounds before must live on those that have not been asked yet.
-    """
-    k, size = participation.participations, len(cohort)
-    fresh = sum(history.last_rounds.get(user) != round for user in cohort)
-    waiting = sum(history.last_rounds.get(user) != round for user in eligible(participation, round, reachable, history))
-    turns = sum(k - history.counts.get(user, 0) for user in reachable)
-    before_return = max(0, participation.scheme.rounds_without_return(participation, round))
-    return waiting - fresh >= size * before_return and turns - fresh >= size * (participation.rounds - round - 1)
-
-
-def spread(
-    participation: Participation,
-    round: int,
-    users: list[str],
-    nodes: Mapping[str, NodeIds],
-    history: History,
-    *,
-    least: int,
-    key: bytes,
-) -> list[str]:
-    """The cohort `users`, with some of other nodes in place of a few, so that it is at `least` nodes, if that can be."""
-    chosen = list(users)
-    while len(at := Counter(balance_users(chosen, nodes).values())) < min(least, len(users)):
-        others = [user for user, where in nodes.items() if at.keys().isdisjoint(where)]
-        more = cohort(participation, round, others, history, cohort_size=1, key=key)
-        if more is None:
-            return users
-        [crowded] = at.most_common(1)
-        chosen.remove(next(user for user in reversed(chosen) if crowded[0] in nodes[user]))
-        chosen = sorted(chosen + more)
-    return chosen
-
-
-def cohort_shortfall(
-    participation: Participation,
-    round: int,
-    cohort_size: int,
-    nodes: Mapping[str, NodeIds],
-    history: History,
-    missing: str = "",
-) -> str:
+def cohort_shortfall(draw: Draw, cohort_size: int, nodes: Mapping[str, NodeIds], missing: str = "") -> str:
     """Why no cohort could be drawn: who is there, who of them may take part, and what keeps the others, `missing` ones too."""
+    participation, round, history = draw.participation, draw.round, draw.history
     k = participation.participations
     used_up = sum(history.counts.get(user, 0) >= k and history.last_rounds[user] != round for user in nodes)
     free = len(eligible(participation, round, nodes, history))

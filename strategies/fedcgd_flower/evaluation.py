@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedcgd.keepers import Keepers, Sums, sums_of
 from fedcgd.ledger import JointBudget
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import as_positive
 from fedcgd_flower.messages import scale_of
+from fedcgd_flower.noise_provider import Sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,27 +85,26 @@ class PrivateEvaluation:
         """
         return release > 0 and (release % self.every == 0 or release == rounds)
 
-    def sums(self, keepers: Keepers, cohort_size: int) -> Sums:
-        """How keepers sum what users measure.
+    def sums(self, cohort_size: int) -> Sums:
+        """What is summed in an evaluation.
 
         Args:
-            keepers: of the run.
             cohort_size: that of the training.
         """
         users = self.cohort_size or cohort_size
-        return sums_of(self.plan, size=len(self.bounds), keepers=keepers, users=users)
+        return Sums(plan=self.plan, size=lambda _: len(self.bounds), cohort_size=users)
 
-    def noise(self, cohort_size: int, keepers: Keepers | None = None) -> dict[str, float]:
+    def noise(self, cohort_size: int, louder: float = 1.0) -> dict[str, float]:
         """The largest standard deviation of the noise on each metric, in its own units.
 
         Args:
             cohort_size: the users of an evaluation.
-            keepers: who makes the noise, if it is not the server.
+            louder: the standard deviation of the noise, in units of the plan's (`NoiseShares.louder` of keepers).
         """
         rounds = self.plan.participation.rounds
         inverse = self.plan.mechanism.inverse_row(rounds - 1, rounds)
-        stddev = self.plan.noise_multiplier * float(np.linalg.norm(inverse))
-        stddev *= (1.0 if keepers is None else keepers.shares.louder) / scale_of(len(self.bounds)) / cohort_size
+        stddev = self.plan.noise_multiplier * float(np.linalg.norm(inverse)) * louder
+        stddev /= scale_of(len(self.bounds)) * cohort_size
         return {name: bound * stddev for name, bound in self.bounds.items()}
 
 

@@ -4,28 +4,50 @@ import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp import Grid
 
 from fedcgd_flower.flower_private import is_simulation
 
-NODE_LOST = 5
-"""Flower's code for a node that is not there (any more)."""
 
-# Seconds between looks. A simulated node answers within milliseconds and a deployed one within seconds or hours: replies are seen
-# at most a tenth later than they came, as long as that is less than a second.
-_FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
-_LATE = 0.1
-_SHARE = 0.05
-"""The part of a simulation's time that looking for replies may take. They are in this process: nobody else has to answer."""
+@dataclass(frozen=True, kw_only=True)
+class GridKind:
+    """How the nodes of a grid are waited for: all that tells a simulation from a deployment.
 
-_SIMULATED_AT_ONCE = 64
-"""Unanswered messages to simulated nodes: Flower's simulation goes through all of them for each node, many times a second, and
-whoever wants to send, train or answer waits meanwhile. Replies of so many are fetched in less time than they take to train."""
+    Waits are in seconds. A simulated node answers within milliseconds and a deployed one within seconds or hours: replies are
+    seen at most a tenth later than they came, as long as that is less than a second.
+    """
 
-_LARGE = 256
-"""Mebibytes of a message from which on it is worth a look for what holds it."""
+    is_simulation: bool
+    """All nodes are this program's own, and there from the beginning: no others connect, and one that lacks something has it no
+    sooner for being asked again."""
+    most_unanswered: int | None = None
+    """Messages that are out at once. Flower's simulation goes through all of them for each node, many times a second, and whoever
+    wants to send, train or answer waits meanwhile. Replies of so many are fetched in less time than they take to train."""
+    share_of_looks: float = math.inf
+    """Of the time that the last look took, so much is waited at most, where looking takes nobody else's time."""
+    first_wait: float = 0.005
+    longest_wait: float = 1.0
+    late: float = 0.1
+    """The part of the time since the last message by which a reply may be seen late."""
+    large: float = 256
+    """Mebibytes of a message from which on it is worth a look for what holds it."""
+
+    def pause(self, since_sent: float, looking: float) -> float:
+        """How many seconds to wait before the next look, where the last took `looking`: looking is half of the time at most."""
+        wait = min(self.late * since_sent, looking * self.share_of_looks)
+        return max(min(max(wait, self.first_wait), self.longest_wait), looking)
+
+
+DEPLOYMENT = GridKind(is_simulation=False)
+SIMULATION = GridKind(is_simulation=True, most_unanswered=64, share_of_looks=20)
+
+
+def kind_of(grid: Grid) -> GridKind:
+    """What kind of grid this is."""
+    return SIMULATION if is_simulation(grid) else DEPLOYMENT
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message | None]:
@@ -63,8 +85,8 @@ class _Exchange:
         """`timeout` seconds after the first messages were sent."""
         self._grid = grid
         self._timeout = timeout
-        self._simulated = is_simulation(grid)
-        self._most = _SIMULATED_AT_ONCE if self._simulated else len(messages)
+        self._kind = kind_of(grid)
+        self._most = self._kind.most_unanswered or len(messages)
         self._unsent = list(messages)
         self._waiting: set[str] = set()
         self._sent = 0.0  # when messages were sent last
@@ -86,7 +108,7 @@ class _Exchange:
         gone = push(self._grid, some)
         self._waiting |= {message.metadata.message_id for message in some}
         self._waiting -= {reply.metadata.reply_to_message_id for reply in gone}
-        if _mebibytes(some[0]) > _LARGE:
+        if _mebibytes(some[0]) > self._kind.large:
             some.clear()
             gc.collect()  # Flower's records are in cycles, which would hold what was sent
         self._sent = time.monotonic()
@@ -103,6 +125,10 @@ class _Exchange:
             if found:
                 yield found.pop()
 
+    def pause(self, now: float) -> float:
+        """How many seconds to wait before the next look."""
+        return self._kind.pause(now - self._sent, self._looking)
+
     def _fetch(self, message_id: str) -> list[Message]:
         """The reply to one message, in a list that can be emptied: what is popped is held by whoever takes it alone."""
         try:
@@ -114,14 +140,6 @@ class _Exchange:
             return []
         self._waiting.discard(message_id)
         return [reply]
-
-    def pause(self, now: float) -> float:
-        """How many seconds to wait before the next look."""
-        wait = _LATE * (now - self._sent)
-        if self._simulated:
-            wait = min(wait, self._looking / _SHARE)
-        wait = min(max(wait, _FIRST_WAIT), _LONGEST_WAIT)
-        return max(wait, self._looking)  # looking at many messages takes the SuperLink's time: at most half of it
 
 
 class UnreadableReplyError(Exception):
@@ -158,7 +176,8 @@ def push(grid: Grid, messages: Sequence[Message]) -> list[Message]:
                 f"the SuperLink refused a message of {_mebibytes(message):.1f} MiB to node {message.metadata.dst_node_id}: raise "
                 "the limit on the size of requests (of the SuperLink, or of a proxy before it), or train fewer parameters"
             )
-    return [Message(Error(code=NODE_LOST, reason="the node is gone"), reply_to=message) for message in refused]
+    # Flower's code for a node that is not there (any more).
+    return [Message(Error(code=5, reason="the node is gone"), reply_to=message) for message in refused]
 
 
 def _push(grid: Grid, messages: Sequence[Message]) -> list[Message]:

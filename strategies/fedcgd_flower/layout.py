@@ -1,14 +1,10 @@
 """A model's named arrays as one flat float32 vector of what is trained, and back, with as few copies as can be."""
 
-import ctypes
 import json
 import math
-import mmap
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
 from io import BytesIO
 from typing import Any, Literal
 
@@ -16,9 +12,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-_LARGE = 2**22  # bytes: NumPy asks for large pages from here on
-_LARGE_PAGE = mmap.PAGESIZE**2 // 8  # bytes: what one table of 8-byte entries maps
-_SMALL_PAGES_TAKE = 4e-6 * _LARGE_PAGE / mmap.PAGESIZE  # seconds, at most
 _STYPE = "numpy.ndarray"  # Flower's name for bytes that numpy.save wrote
 
 
@@ -39,8 +32,6 @@ class Outgoing:
         header, size = _header(shape, np.dtype(dtype)), math.prod(shape) * np.dtype(dtype).itemsize
         self._file = BytesIO(bytes(len(header) + size))  # zeros that are not in memory yet, and no copy
         buffer = self._file.getbuffer()
-        if size >= _LARGE:
-            _ask_for_large_pages(np.frombuffer(buffer, np.uint8))
         buffer[: len(header)] = header
         self.array: NDArray[Any] = np.frombuffer(buffer, dtype, offset=len(header)).reshape(shape)
 
@@ -66,63 +57,11 @@ def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return file.getvalue()
 
 
-def _ask_for_large_pages(memory: NDArray[np.uint8]) -> None:
-    """Ask Linux for large pages: most of the time that writing to new memory takes is spent on getting small ones.
-
-    A large page saves time only if the kernel has one ready: putting it together first takes five times as long as small pages.
-    So each page is touched now, and after the first that took longer than small ones would, the rest is of small ones.
-    """
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
-    start = memory.ctypes.data
-    end = start + len(memory)
-    _advise(start, end, mmap.MADV_HUGEPAGE)
-    for page in range(-(-start // _LARGE_PAGE) * _LARGE_PAGE, end - _LARGE_PAGE + 1, _LARGE_PAGE):
-        begin = time.thread_time()
-        memory[page - start] = 0
-        if time.thread_time() - begin > _SMALL_PAGES_TAKE:
-            _advise(page + _LARGE_PAGE, end, mmap.MADV_NOHUGEPAGE)
-            return
-
-
-def _advise(start: int, end: int, advice: int) -> None:
-    start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    if start < end:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
-
-
 def array_of(value: NDArray[Any]) -> Array:
     """`Array(value)`, in one copy instead of three where `value` is contiguous."""
     if not value.flags.c_contiguous or not value.size:
         return Array(value)
     return Outgoing.of(value).sent()
-
-
-class LazyArray(Array):
-    """`Array(value)`, whose bytes are made when somebody asks for them; most ask for `numpy()`, a copy. `value` stays so."""
-
-    def __init__(self, value: NDArray[Any]) -> None:
-        self.dtype, self.shape, self.stype = str(value.dtype), value.shape, _STYPE
-        self._value = value
-
-    @cached_property
-    def data(self) -> bytes:  # type: ignore[override]
-        """What Flower sends."""
-        return array_of(self._value).data
-
-    def numpy(self) -> NDArray[Any]:
-        """A copy, which may be written to."""
-        return self._value.copy()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Array) and Array(self.dtype, self.shape, self.stype, self.data) == Array(
-            other.dtype, other.shape, other.stype, other.data
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # as of every Array
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Array, (self.dtype, self.shape, self.stype, self.data)
 
 
 def is_float32(array: Array) -> bool:
@@ -332,7 +271,6 @@ def unflatten(
     *,
     passthrough: bool = True,
     same: Mapping[str, Array] | None = None,
-    array: Callable[[NDArray[Any]], Array] = array_of,
 ) -> ArrayRecord:
     """The named arrays of a flat vector of shape (layout.size,), each with its own shape and dtype.
 
@@ -352,7 +290,7 @@ def unflatten(
             continue
         if name.rpartition(".")[2] == _VARIANCE:
             value = np.maximum(value, 0)
-        arrays.append((name, array(value.astype(dtype, copy=False))))
+        arrays.append((name, array_of(value.astype(dtype, copy=False))))
     for part in layout.passthrough if passthrough else ():
         arrays.insert(part.position, (part.name, copy(part.array)))
     record = ArrayRecord()

@@ -8,12 +8,14 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
 from fedcgd.noise.quantisation import Integers
-from fedcgd_flower import messages
+from fedcgd_flower import messages, problems
 from fedcgd_flower.flower_private import is_client_fn, is_privacy_mod, log_error, log_warning, mods_after
-from fedcgd_flower.layout import Flat, LazyArray, Outgoing, cast_as_trained, flat_arrays, tied_arrays, unflatten
+from fedcgd_flower.layout import Flat, Outgoing, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of, is_private_evaluation
-from fedcgd_flower.node_replies import keeper_reply, sum_reply
+from fedcgd_flower.node_replies import check_masked, keeper_reply, sum_reply
+from fedcgd_flower.problems import PROBLEMS, Problem
 from fedcgd_flower.update import Steps, write_clipped_update
+from fedcgd_flower.users import configured_user, is_users_query, problem_reply, users_reply
 
 if TYPE_CHECKING:
     from fedcgd.keepers import Keepers
@@ -21,16 +23,6 @@ if TYPE_CHECKING:
 _THIS = "the user of this node"  # where the node itself does not know a name
 
 CallNext = Callable[[Message, Context], Message]
-
-
-def configured_user(context: Context) -> str | None:
-    """The user that the node's configuration names: its "user-id", or else its "partition-id"; None if neither is there.
-
-    Args:
-        context: the node's.
-    """
-    named = context.node_config.get("user-id", context.node_config.get("partition-id"))
-    return None if named is None or named == "" else str(named)
 
 
 @dataclass(frozen=True)
@@ -74,21 +66,21 @@ class ClippedUpdateMod:
         # Without the name of the app's function, as in "train.lora".
         kind = message.metadata.message_type.partition(".")[0]
         if kind == MessageType.EVALUATE and (self.keepers is not None or is_private_evaluation(message)):
-            messages.check_masked(message, self.keepers)
+            check_masked(message, self.keepers)
             return _evaluate(message, context, call_next, self.keepers, self.user(context) or _THIS)
         if kind != MessageType.TRAIN:
-            messages.check_masked(message, self.keepers)
+            check_masked(message, self.keepers)
             return call_next(message, context)
         if (answered := keeper_reply(message, context, self.keepers)) is not None:
             return answered
         problem = _problem(call_next)
-        if messages.is_users_query(message):
+        if is_users_query(message):
             if problem is not None:
-                return messages.problem_reply(message, problem)
-            return messages.users_reply(message, lambda: [cast(str, self.user(context))], single=True)
+                return problem_reply(message, problem)
+            return users_reply(message, lambda: [cast(str, self.user(context))], single=True)
         if problem is not None:
-            raise ValueError(f"this node cannot take part: {messages.PROBLEMS[problem]}")
-        messages.check_masked(message, self.keepers)
+            raise ValueError(f"this node cannot take part: {PROBLEMS[problem]}")
+        check_masked(message, self.keepers)
         if self.keepers is not None:
             return _train_masked(message, context, call_next, self.keepers, self.user(context) or _THIS)
         return _train(message, context, call_next)
@@ -104,7 +96,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     try:
         reply = call_next(message, context)
         if reply.has_error():
-            return Message(Error(code=reply.error.code, reason=messages.LOCAL_FAILURE), reply_to=message)
+            return Message(Error(code=reply.error.code, reason=problems.LOCAL_FAILURE), reply_to=message)
     except Exception as error:
         return messages.failed_reply(message, error)
     outgoing = Outgoing((task.size,), task.dtype)
@@ -145,22 +137,14 @@ def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> i
         new = flat_arrays(_replied_model(reply), task.layout)
     except ValueError as error:
         log_error(f"the train function did not reply the model that it was sent: {error}")
-        raise _NoUpdateError(messages.ANOTHER_MODEL) from None
+        raise _NoUpdateError(problems.ANOTHER_MODEL) from None
     if tied := tied_arrays(new, model, task.layout):
-        log_error(f"no update is sent: the arrays {list(tied)} are one tensor of the model; {messages.TIED_WORDS}")
-        raise _NoUpdateError(messages.TIED)
-    checksum = write_clipped_update(
-        out,
-        new,
-        cast_as_trained(model, new, task.layout),
-        clip_norm=task.clip_norm,
-        grid=task.grid,
-        update_scale=task.update_scale,
-        indicator=task.indicator,
-    )
+        log_error(f"no update is sent: the arrays {list(tied)} are one tensor of the model; {problems.TIED_WORDS}")
+        raise _NoUpdateError(problems.TIED)
+    checksum = write_clipped_update(out, new, cast_as_trained(model, new, task.layout), task.clipping)
     if checksum is None:
-        log_error(f"no update is sent: {messages.NOT_FINITE_WORDS}")
-        raise _NoUpdateError(messages.NOT_FINITE)
+        log_error(f"no update is sent: {problems.NOT_FINITE_WORDS}")
+        raise _NoUpdateError(problems.NOT_FINITE)
     return checksum
 
 
@@ -180,7 +164,7 @@ def _evaluate(message: Message, context: Context, call_next: CallNext, keepers: 
     def measure() -> tuple[Integers, int]:
         reply = _app_reply(message, context, call_next, model, config, task)
         metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
-        return answer(metrics, bounds, task.grid), 1
+        return answer(metrics, bounds, task.clipping.grid), 1
 
     return sum_reply(message, context, answers_task(task, len(bounds)), keepers, [user], measure)
 
@@ -192,7 +176,7 @@ def _app_reply(
     _show_model(message, model, config, task)
     reply = call_next(message, context)
     if reply.has_error():
-        raise RuntimeError(messages.LOCAL_FAILURE)
+        raise RuntimeError(problems.LOCAL_FAILURE)
     return reply
 
 
@@ -201,9 +185,7 @@ def _show_model(message: Message, model: Flat, config: ConfigRecord, task: Train
     _check_single_user(task)
     arrays_key, config_key = task.record_keys
     further = messages.further_records(message)
-    message.content = RecordDict(
-        {arrays_key: unflatten(model, task.layout, array=LazyArray), config_key: config, **further}
-    )
+    message.content = RecordDict({arrays_key: unflatten(model, task.layout), config_key: config, **further})
 
 
 def _check_single_user(task: TrainTask) -> None:
@@ -211,7 +193,7 @@ def _check_single_user(task: TrainTask) -> None:
         raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
 
 
-def _problem(call_next: CallNext) -> messages.Problem | None:
+def _problem(call_next: CallNext) -> Problem | None:
     """What of the app behind the mod keeps the node from taking part."""
     if is_client_fn(call_next):
         return "client_fn"

@@ -31,15 +31,17 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
-from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd.noise.quantisation import Integers
 from fedcgd.participation.user_ids import NoUserIdsError, check_not_one_text
 from fedcgd.support.numbers import plural
 from fedcgd_flower import messages
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of
-from fedcgd_flower.node_replies import keeper_reply, sum_reply
-from fedcgd_flower.update import Steps, clipped_update
+from fedcgd_flower.node_replies import check_masked, keeper_reply, sum_reply
+from fedcgd_flower.problems import NOT_FINITE_WORDS, TIED_WORDS
+from fedcgd_flower.update import Clipping, Steps, clipped_update
+from fedcgd_flower.users import is_users_query, users_reply
 
 T = TypeVar("T")
 
@@ -223,35 +225,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTask:
-    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm` and on `grid`.
+    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped and on a grid.
 
     Attributes:
         model: the parameters that are trained, flat, shape (d,), float32.
         layout: the names, shapes and types of their arrays.
         users: whose updates are asked for.
-        clip_norm: ζ of this round, in units of the update.
-        grid: the lattice that clipped updates are rounded to.
+        clipping: ζ of this round, the lattice that clipped updates are rounded to and, with adaptive clipping, what an update is
+            divided by before it is clipped, and what a user adds to the last coordinate or takes away.
         config: what is sent to all nodes in this round.
-        update_scale: with adaptive clipping, what an update is divided by before it is clipped; else 1.
-        indicator: with adaptive clipping, what a user adds to the last coordinate if its update is within the norm, or takes away
-            if not; else 0.
         records: what the server's inner strategy sends beside the model and the configuration, by its names.
     """
 
     model: Flat
     layout: Layout
     users: tuple[str, ...]
-    clip_norm: float
-    grid: Lattice
+    clipping: Clipping
     config: ConfigRecord
-    update_scale: float = 1.0
-    indicator: int = 0
     records: Mapping[str, ConfigRecord | MetricRecord] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Coordinates of the sum: those of the model, and with adaptive clipping one more."""
-        return self.layout.size + bool(self.indicator)
+        return self.clipping.size(self.layout.size)
 
     def clipped(self, trained: Flat) -> Steps | None:
         """What a user adds to the sum.
@@ -262,14 +258,7 @@ class LocalTask:
         Returns:
             Its clipped update in steps of the grid, shape (size,); None if a number is not finite.
         """
-        return clipped_update(
-            trained,
-            cast_as_trained(self.model, [trained], self.layout),
-            clip_norm=self.clip_norm,
-            grid=self.grid,
-            update_scale=self.update_scale,
-            indicator=self.indicator,
-        )
+        return clipped_update(trained, cast_as_trained(self.model, [trained], self.layout), self.clipping)
 
 
 ClippedSum = Callable[[LocalTask, Context], tuple[Integers, int]]
@@ -338,19 +327,16 @@ def host_users(
     def train(message: Message, context: Context) -> Message:
         if (answered := keeper_reply(message, context, keepers)) is not None:
             return answered
-        if messages.is_users_query(message):
-            return messages.users_reply(message, lambda: users(context), shared=shared)
-        messages.check_masked(message, keepers)
+        if is_users_query(message):
+            return users_reply(message, lambda: users(context), shared=shared)
+        check_masked(message, keepers)
         model, config, task = messages.read_train_message(message)
         work = LocalTask(
             model=model.copy(),  # the message's own cannot be written to, which torch.from_numpy warns about
             layout=task.layout,
             users=asked_of(task, context),
-            clip_norm=task.clip_norm,
-            grid=task.grid,
+            clipping=task.clipping,
             config=config,
-            update_scale=task.update_scale,
-            indicator=task.indicator,
             records=messages.further_records(message),
         )
         return sum_reply(message, context, task, keepers, work.users, lambda: clipped_sum(work, context))
@@ -360,13 +346,13 @@ def host_users(
 
     @app.evaluate()
     def evaluate_users(message: Message, context: Context) -> Message:
-        messages.check_masked(message, keepers)
+        check_masked(message, keepers)
         model, config, task = messages.read_train_message(message)
         bounds, asked = bounds_of(message), asked_of(task, context)
 
         def measure(user: str, config: ConfigRecord, context: Context) -> Integers:
             measured = evaluate(unflatten(model, task.layout), user, config, context)
-            return answer(measured, bounds, task.grid)
+            return answer(measured, bounds, task.clipping.grid)
 
         def measured_sum() -> tuple[Integers, int]:
             total, answered = np.zeros(len(bounds), np.int64), 0
@@ -400,10 +386,8 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
             model = unflatten(work.model, work.layout)
             trained = flat_arrays(local_training(model, user, config, context), work.layout)
             if tied := tied_arrays(trained, work.model, work.layout):
-                log_error(
-                    f"no update is sent: the arrays {list(tied)} are one tensor of the model; {messages.TIED_WORDS}"
-                )
-                raise ValueError(messages.TIED_WORDS)
+                log_error(f"no update is sent: the arrays {list(tied)} are one tensor of the model; {TIED_WORDS}")
+                raise ValueError(TIED_WORDS)
             return np.concatenate(trained)
 
         total, answered = np.zeros(work.size, np.int64), 0
@@ -412,7 +396,7 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
                 continue
             update = work.clipped(trained)
             if update is None:
-                log_warning(f"of a user no update is sent: {messages.NOT_FINITE_WORDS}")
+                log_warning(f"of a user no update is sent: {NOT_FINITE_WORDS}")
                 continue
             total += update
             answered += 1

@@ -4,95 +4,35 @@ Whatever does not look exactly like what was asked for is dropped, with a cause.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
-from fedcgd.clipping import ROUNDING, clip
+from fedcgd.clipping import clip
 from fedcgd.native.vector_kernels import CHUNK, LANES, Lanes, aligned, kernels_for, sum_of_lanes
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages
 from fedcgd_flower.layout import view
 from fedcgd_flower.messages import TrainTask
-from fedcgd_flower.update import Steps
-
-RejectionReason = Literal[
-    "no answer",
-    "node lost",
-    "app crashed",
-    "error in local training",
-    "client error",
-    "without fedcgd's mod",
-    "not asked for",
-    "wrong round",
-    "more users than asked",
-    "wrong arrays",
-    "wrong shape or dtype",
-    "not finite",
-    "tied weights",
-    "changed after clipping",
-    "left out by its node",
-]
-
-
-_BY_CODE: dict[int, RejectionReason] = {
-    3: "node lost",  # its message, its reply or the node itself is not available
-    4: "node lost",
-    5: "node lost",
-    1: "app crashed",  # the ClientApp could not be loaded, or its process ended
-    8: "app crashed",
-}
-_BY_TEXT: dict[str, RejectionReason] = {
-    messages.NOT_FINITE: "not finite",
-    messages.TIED: "tied weights",
-    messages.ANOTHER_MODEL: "wrong arrays",
-    messages.LOCAL_FAILURE: "error in local training",
-}
-
-
-def rejection_reason(error: Error) -> RejectionReason:
-    """Why a node answered with an error. Its text may tell about users' data: it is compared, and never logged."""
-    return _BY_CODE.get(error.code) or _BY_TEXT.get(error.reason or "", "client error")
-
-
-HINTS: dict[RejectionReason, str] = {
-    "not finite": messages.NOT_FINITE_WORDS,
-    "tied weights": "two names of state_dict() are one tensor of the model, as the embedding and the head of a language model "
-    f"often are; {messages.TIED_WORDS}; a node's own log names them",
-    "left out by its node": "a user's training raised, took too long, or ended with numbers that are not finite, or the node's "
-    "users(context) did not name it any more; a node's own log says which of these",
-    "no answer": "the node was too slow (raise timeout=), or is gone",
-    "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
-    "changed after clipping": "what fedcgd sent was changed, or something was added to it, before it left the node: take the "
-    "mods that stand before clipped_update_mod out of its ClientApp, or put them after it; what they added was not read",
-    "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
-    "error in local training": "a node's own log says where its training failed",
-    "wrong arrays": "a train function must reply the whole model that it was sent, with the same names and shapes; a node's own "
-    "log says what differs",
-    "app crashed": "a node's own log says why its ClientApp could not be loaded, or ended",
-    "wrong shape or dtype": "a ClippedSum of your own must return work.size integers, as work.clipped gives them",
-}
-"""What the operator can do about a cause, for the log."""
-
+from fedcgd_flower.problems import RejectionReason, rejection_reason
+from fedcgd_flower.update import Clipping, Steps
 
 _AT_ONCE = 2**30
 """Bytes of replies that are added in one pass over the sum: a pass costs as much as reading four replies of its size."""
 
 
 def sum_of_replies(
-    replies: Iterable[tuple[Message | None, TrainTask]], size: int, out: Integers | None = None
+    replies: Iterable[tuple[Message | None, TrainTask]], size: int
 ) -> tuple[Integers, list[int | RejectionReason]]:
-    """(Σ updates in steps, shape (size,), in `out` if that is given; how many users are in each reply, or why it was dropped).
+    """(Σ updates in steps, shape (size,); how many users are in each reply, or why it was dropped).
 
     The sum of several users comes as integers, because the node has to round each user's update. A single user's update may also
     come as floats, clipped or not: it is clipped and rounded here.
-    Guarantee: whatever a reply holds, this returns, and adds at most norm (users asked) · task.norm for it.
+    Guarantee: whatever a reply holds, this returns, and adds at most norm (users asked) · task.clipping.norm for it.
     Replies are taken as they come, and gone when they are added: those of `_AT_ONCE` bytes together, and a larger one by itself.
     """
-    total: Integers = np.empty(size, np.int64) if out is None else out
-    total.fill(0)
+    total: Integers = np.zeros(size, np.int64)
     results: list[int | RejectionReason] = []
     together: list[_UnverifiedUpdate | RejectionReason] = []
     held = 0
@@ -130,7 +70,8 @@ def _added(received: Sequence["_UnverifiedUpdate | RejectionReason"], total: Int
         else:
             if not part.is_within():
                 total -= part.update
-                total += bounded(part.update, part.task, len(part.task.users))
+                task = part.task
+                total += task.clipping.bounded(part.update, task.layout.size, len(task.users))
             results.append(part.answered)
     return results
 
@@ -159,19 +100,11 @@ class _UnverifiedUpdate:
         return self._claimed is not None and self._claimed != messages.modulo(self._sum)
 
     def is_within(self) -> bool:
-        """True only if the update's norm is at most bound = users·clip_norm, and always if it is at most (1 − `ROUNDING`)·bound;
-        and only if what is counted is within its bounds.
-
-        In float64, with u = 2⁻⁵³: a number that became a float is off by a factor 1 ± u, its square by (1 ± u)³, and a sum of
-        n ≤ 2¹⁶ squares, whatever the order, by (1 ± u)ⁿ⁻¹ more, as are the sums of at most 2²⁴ of these by (1 ± u)^(2²⁴). All
-        terms are positive, so up to 2⁴⁰ numbers the result is at least (1 − 2⁻²⁷) times the true square of the norm: if it is at
-        most (1 − 2⁻²³)·bound², as computed (another 2⁻⁴⁹), the true one is below bound². Nothing overflows: the sum stays below
-        2⁴⁰·2¹²⁶. An honest sum, clipped to (1 − `ROUNDING`)·bound with `ROUNDING` = 2⁻²², passes.
+        """True only if the update's norm is at most users·clip_norm, and always if it is at most (1 − `ROUNDING`) times that; and
+        only if what is counted is within its bounds.
         """
-        task, users = self.task, len(self.task.users)
-        counted, most = self.update[task.layout.size :], users * task.indicator
-        bound = users * task.clip_norm / task.grid.step
-        return self._squares <= (1 - ROUNDING / 2) * bound**2 and bool(((counted <= most) & (counted >= -most)).all())
+        counted = self.update[self.task.layout.size :]
+        return self.task.clipping.is_short(self._squares, counted, len(self.task.users))
 
 
 def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | RejectionReason:
@@ -205,25 +138,16 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
             return "not finite"
         if messages.CHECKSUM in description:
             return "changed after clipping"  # it left fedcgd's code as integers
-        return _UnverifiedUpdate(_clipped_and_rounded(value.astype(np.float64), task), task, answered, None)
+        return _UnverifiedUpdate(_clipped_and_rounded(value.astype(np.float64), task.clipping), task, answered, None)
     if value.dtype == task.dtype and len(value) == task.size:
         return _UnverifiedUpdate(np.ascontiguousarray(value), task, answered, description.get(messages.CHECKSUM))
     return "wrong shape or dtype"
 
 
-def _clipped_and_rounded(update: NDArray[np.float64], task: TrainTask) -> Integers:
+def _clipped_and_rounded(update: NDArray[np.float64], clipping: Clipping) -> Integers:
     """A single user's update, as `clipped_update` would have sent it."""
-    clipped = clip(update, task.clip_norm * task.update_scale)
-    steps = task.grid.to_steps(clipped / task.update_scale)
-    if not task.indicator:
+    clipped = clip(update, clipping.clip_norm * clipping.update_scale)
+    steps = clipping.grid.to_steps(clipped / clipping.update_scale)
+    if not clipping.indicator:
         return steps
-    return np.append(steps, task.indicator if np.array_equal(clipped, update) else -task.indicator)
-
-
-def bounded(total: Steps, task: TrainTask, users: int) -> Integers:
-    """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself."""
-    size = task.layout.size
-    update, counted = total[:size], total[size:].astype(np.int64)
-    bounded = task.grid.to_steps(clip(task.grid.from_steps(update), users * task.clip_norm))
-    most = users * task.indicator
-    return np.append(bounded, np.clip(counted, -most, most)) if task.indicator else bounded
+    return np.append(steps, clipping.indicator if np.array_equal(clipped, update) else -clipping.indicator)

@@ -18,8 +18,7 @@ from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation
-from fedcgd_flower.layout import LEAST_VARIANCE
-from fedcgd_flower.replies import RejectionReason
+from fedcgd_flower.problems import RejectionReason
 from fedcgd_flower.settings import RunSettings
 
 
@@ -57,8 +56,12 @@ def drowned(settings: RunSettings, size: int) -> str:
     """
     plan, cohort = settings.plan, settings.cohort.size
     rounds = plan.participation.rounds
-    louder = 1.0 if settings.keepers is None else settings.keepers.shares.louder
-    noise = error_norms(plan.mechanism, rounds).max_se(plan.noise_multiplier) * louder * math.sqrt(size) / cohort
+    noise = (
+        error_norms(plan.mechanism, rounds).max_se(plan.noise_multiplier)
+        * settings.noise.louder
+        * math.sqrt(size)
+        / cohort
+    )
     if noise <= rounds:
         return ""
     return (
@@ -147,15 +150,12 @@ def log_other_runs(ledger: Ledger) -> None:
     named = [
         f"{run.ledger} ({plural(run.released, 'round', 'rounds')}{', sealed' * bool(run.sealed)})" for run in others
     ]
-    more = f", and {len(named) - _NAMED} before" if len(named) > _NAMED else ""
+    more = f", and {len(named) - 5} before" if len(named) > 5 else ""
     log_warning(
         f"{plural(len(others), 'earlier run has', 'earlier runs have')} released rounds by the register of this key: "
-        f"{', '.join(named[-_NAMED:])}{more}. For everybody in one of them and in this run, ε composes: fedcgd ledger compose "
+        f"{', '.join(named[-5:])}{more}. For everybody in one of them and in this run, ε composes: fedcgd ledger compose "
         "with their ledgers and this one's says to what, and budget=JointBudget(…, after=[…]) keeps people within one ε"
     )
-
-
-_NAMED = 5  # earlier runs that are named
 
 
 def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
@@ -177,13 +177,13 @@ class RoundReport:
     """Users who were asked and are not in the sum, by cause."""
     failure: str = ""
     """Why the round was not released; empty if it was."""
-    epsilon: float = 0.0
-    delta: float = 0.0
-    clipping: str = ""
-    """How the clip norm moved, if it adapts."""
-    raised: int = 0
-    """Running variances of BatchNorm that noise made too small, and that were raised."""
-    evaluated: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What else happened: ε, how the clip norm moved, variances that were raised, what was measured."""
+
+    def add_epsilon(self, epsilon: float, delta: float) -> None:
+        """The round is released, at this ε so far: before the other notes."""
+        text = NO_NOISE if math.isinf(epsilon) else f"ε ≤ {rounded_up(epsilon, 4)} so far at δ = {delta:g}"
+        self.notes[:0] = [text, "nobody answered: what is released is noise alone"] if self.noise_alone else [text]
 
     @property
     def noise_alone(self) -> bool:
@@ -199,22 +199,7 @@ class RoundReport:
             parts.append(f"{asked} ({causes})" if causes else asked)
         if self.failure:
             parts.append(f"not released: {self.failure}")
-        else:
-            spent = (
-                NO_NOISE
-                if math.isinf(self.epsilon)
-                else f"ε ≤ {rounded_up(self.epsilon, 4)} so far at δ = {self.delta:g}"
-            )
-            parts.append(spent)
-            if self.noise_alone:
-                parts.append("nobody answered: what is released is noise alone")
-            if self.clipping:
-                parts.append(self.clipping)
-            if self.raised:
-                parts.append(
-                    f"{plural(self.raised, 'running variance', 'running variances')} raised to {LEAST_VARIANCE:g}"
-                )
-        return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)
+        return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.notes)
 
 
 def metrics_text(where: str, metrics: MetricRecord) -> str:

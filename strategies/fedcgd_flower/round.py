@@ -8,28 +8,24 @@ the inner strategy gets back the state that it had at the last release.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 
-from fedcgd.keepers import Agreement, Keepers, agree
 from fedcgd.ledger import Ledger, Run
 from fedcgd.native.vector_kernels import aligned, kernels_for
 from fedcgd.noise.quantisation import Integers
-from fedcgd.release import RecordedReleases, lattice_of
+from fedcgd.release import ReleaseProtocol
 from fedcgd.support.numbers import plural
-from fedcgd_flower.adaptive_clipping import Scale, next_norm
+from fedcgd_flower.adaptive_clipping import adaptive_round, next_norm, share_within
 from fedcgd_flower.cohort import CohortSelector
 from fedcgd_flower.flower_private import log_warning
 from fedcgd_flower.inner import InnerRequest, inner_request, inner_step
 from fedcgd_flower.inner_state import EditedConfig, InnerState
-from fedcgd_flower.keepers.messages import Masking
-from fedcgd_flower.keepers.openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
-from fedcgd_flower.keepers.transport import transport_of
 from fedcgd_flower.layout import (
+    LEAST_VARIANCE,
     Layout,
     Outgoing,
     VarianceFloor,
@@ -40,14 +36,13 @@ from fedcgd_flower.layout import (
     unflatten,
     variance_floors,
 )
-from fedcgd_flower.messages import KEEPERS, TrainTask, by_node, model_records, train_message
-from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
+from fedcgd_flower.messages import TrainTask, model_records, train_message
+from fedcgd_flower.noise_provider import NoiseProvider, NoiseUnavailableError, Results
+from fedcgd_flower.problems import HINTS, RejectionReason
 from fedcgd_flower.reporting import RoundReport, guarantee_metrics
 from fedcgd_flower.settings import RunSettings
+from fedcgd_flower.update import Clipping
 from fedcgd_flower.users import UserDirectory
-
-_KEPT = 2**30
-"""Bytes: the memory of a smaller sum is kept for the next round, because new memory costs time. That of a larger one is freed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +53,14 @@ class PendingRound:
     """What all nodes are asked together."""
     model: tuple[Array, ...]
     """What is trained, before the round: as it was given, so that the messages may go when they are sent."""
-    scale: Scale
-    """How the sum is read."""
     requests: tuple[tuple[Metadata, TrainTask], ...]
     """Of each message, and what it asks for."""
     config: EditedConfig
     """The configuration, as it was given and as the inner strategy left it."""
     grid: Grid
-    """Where its nodes, and keepers, are."""
-    masking: Masking | None
-    """Where keepers make the noise: which, and for what."""
+    """Where its nodes are."""
+    terms: Any
+    """Of who makes the noise (`NoiseProvider.terms`)."""
     floors: tuple[VarianceFloor, ...]
     """Below which noise brings no running variance of BatchNorm."""
 
@@ -99,9 +92,7 @@ class TrainingRounds:
         """The norm of the next round: the plan's, unless it adapts."""
         self.report = RoundReport(0, plan.participation.rounds)
         """What the last try came to, for the operator's log."""
-        self.openings: Openings | None = None
-        """Where keepers make the noise."""
-        self._settings = settings
+        self.settings = settings
         self._plan, self._cohort_size = plan, settings.cohort.size
         self._selector = selector
         self._inner = inner
@@ -109,55 +100,30 @@ class TrainingRounds:
         self._begun = False
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
-        self._memory = np.empty(0, np.int64)
-        """Where a round's sum is made, and then the model. It is kept for the next round: new memory takes longer than adding."""
-        keepers = settings.keepers
         try:
-            if keepers is not None:
-                transport = transport_of(keepers, settings.ledger, new=not ledger.openings())
-                agreed = partial(self._agreement, keepers, ledger.stream_id)
-                self.openings = Openings(
-                    keepers,
-                    transport,
-                    ledger,
-                    agreed,
-                    cohort_size=self._cohort_size,
-                    patience=settings.patience,
-                )
-            self.record = RecordedReleases(ledger, settings.wire_plan, settings.key)
+            self.noise: NoiseProvider = settings.noise.provider(
+                settings.training_sums, settings.evaluation_sums, ledger, settings.ledger, settings.patience
+            )
+        except BaseException:
+            ledger.close()
+            raise
+        try:
+            self.record = ReleaseProtocol(ledger, settings.wire_plan, settings.key)
             self.resume()
         except BaseException:
             self.close()
             raise
 
-    def _agreement(self, keepers: Keepers, run: str, size: int) -> Agreement:
-        """What all parties agree on, for a model of so many coordinates."""
-        users, evaluation = self._cohort_size, self._settings.evaluation
-        return agree(
-            self._settings.wire_plan,
-            size=size + (self._settings.adaptive_clipping is not None),
-            keepers=keepers,
-            run=run,
-            users=users,
-            evaluation=None if evaluation is None else evaluation.sums(keepers, users),
-        )
-
     def close(self) -> None:
-        """Close the ledger, and what reaches the keepers."""
-        self._pending, self._memory = None, np.empty(0, np.int64)
-        if self.openings is not None:
-            self.openings.close()
+        """Close the ledger, and what makes the noise."""
+        self._pending = None
+        self.noise.close()
         self.ledger.close()
 
     @property
     def spent(self) -> int:
-        """How many of the rounds on record gave no model: keepers were asked to open them, and that failed."""
+        """How many of the rounds on record gave no model: others were asked for their noise, in vain."""
         return sum(opened.state == "spent" for opened in self.ledger.openings())
-
-    @property
-    def gives_up(self) -> str:
-        """Why no further round is tried, where keepers make the noise; "" if there is no reason."""
-        return "" if self.openings is None else self.openings.suspects.gives_up
 
     @property
     def releases(self) -> int:
@@ -168,14 +134,14 @@ class TrainingRounds:
         """Where the ledger says that the run stands; from here on these rounds and the inner strategy stand there too."""
         run = self.record.resume()
         self._inner.resume(run.state, run.round)
-        told = self.ledger.metrics("train")
-        last = told[max(told)] if told else {}  # of the last release that was one: nothing is told with a spent round
+        metrics = self.ledger.metrics("train")
+        last = metrics[max(metrics)] if metrics else {}  # a consumed round has none
         self.clip_norm = last.get("next-clip-norm", self._plan.clip_norm)
         return run
 
     def layout(self, arrays: ArrayRecord) -> Layout:
         """What of a model is trained."""
-        return layout_of(arrays, trainable=self._settings.trainable, batch_norm=self._settings.batch_norm)
+        return layout_of(arrays, trainable=self.settings.trainable, batch_norm=self.settings.batch_norm)
 
     def check_inner(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Let the inner strategy configure the next round once, and forget it: what cannot be sent is refused before any work.
@@ -221,51 +187,42 @@ class TrainingRounds:
         layout = self.layout(arrays)
         if not self._checked:
             self.check_inner(arrays, config)
-        suspects = None if self.openings is None else self.openings.suspects
-        chosen = self._selector.wait_for(round, grid, self.directory, self.ledger, self._settings.key, suspects)
+        chosen = self._selector.wait_for(round, grid, self.directory, self.ledger, self.noise)
         if isinstance(chosen, str):
             return self._skip(chosen, "too few users that may take part were reachable")
-        masking = None if self.openings is None else self.openings.masking(grid, layout.size)
-        if isinstance(masking, str):
-            return self._skip(masking, "too few keepers were reachable")
+        terms = self.noise.terms(grid, layout.size)
+        if isinstance(terms, str):
+            return self._skip(terms, "too few parties that make the noise were reachable")
         outgoing = Outgoing((layout.size,), np.float32)
         flatten(arrays, layout, outgoing.array)
         records = model_records(outgoing, layout)
         self._begun = True
         request, train_config = self._inner_request(arrays, layout, config)
-        adaptive = self._settings.adaptive_clipping is not None
-        lattice = lattice_of(self._settings.wire_plan, layout.size + adaptive)
-        told = {} if masking is None else {KEEPERS: masking.record()}  # to nodes, of the keepers
-        scale = Scale.fixed(self.clip_norm)
-        if adaptive:
-            scale = Scale.of_round(self.clip_norm, self._settings.indicator_norm, lattice)
+        clipping = Clipping(clip_norm=self.clip_norm, grid=terms.lattice)
+        if self.settings.adaptive_clipping is not None:
+            clipping = adaptive_round(self.clip_norm, self.settings.indicator_norm, terms.lattice)
         task = TrainTask(
             round=round,
             attempt=self.record.plan_round(list(chosen)),
-            clip_norm=scale.part,
-            grid=lattice,
+            clipping=clipping,
             users=tuple(chosen),
             layout=layout,
-            update_scale=scale.update_scale,
-            indicator=scale.indicator,
             record_keys=request.record_keys,
         )
         messages, requests = [], []
-        for node_id, users in by_node(chosen):
-            asked = replace(task, users=users)
+        for asked in task.by_node(chosen):
             message = train_message(
-                node_id, records, request.config, asked, request.message_type, request.records, told
+                records, request.config, asked, request.message_type, request.records, terms.records
             )
             messages.append(message)
             requests.append((message.metadata, asked))
         self._pending = PendingRound(
             task=task,
             model=tuple(arrays[name] for name in layout.names),
-            scale=scale,
             requests=tuple(requests),
             config=train_config,
             grid=grid,
-            masking=masking,
+            terms=terms,
             floors=variance_floors(arrays, layout),
         )
         self.report.asked, self.report.nodes = len(chosen), len(requests)
@@ -284,57 +241,44 @@ class TrainingRounds:
             return None, None
         total, results = self._sum_of(replies, pending)
         self._record_answers(pending, results)
-        if self.report.answered < self._settings.cohort.min_answers:
-            self.abort_round(f"at least {plural(self._settings.cohort.min_answers, 'user', 'users')} must answer")
+        if self.report.answered < self.settings.cohort.min_answers:
+            self.abort_round(f"at least {plural(self.settings.cohort.min_answers, 'user', 'users')} must answer")
             return None, None
         try:
-            noised_sum = self._noised_sum(pending, total)
+            # From the moment in which other parties are asked for their noise the round is released or consumed.
+            noised_sum = self.noise.add_noise(total, self.record, pending.task.attempt, pending.terms, pending.grid)
             metrics = guarantee_metrics(self._plan, released=pending.task.round + 1)
             next_clip_norm = self._next_clip_norm(pending, noised_sum, metrics)
             noised = self._noised_model(pending, noised_sum)
             pending = self._pending = replace(pending, model=(), requests=())
-            kept = noised_sum if noised_sum.nbytes <= _KEPT else None
             del total, noised_sum  # the inner strategy needs room
             stepped = inner_step(self._inner.inner, pending.task.round + 1, noised)
             del noised
-            released = self._release(pending, stepped, kept, metrics, next_clip_norm)
-        except OpeningFailedError as error:
-            self.abort_round(f"{'the round is spent' if self.record.is_opening else 'not opened'}: {error}")
+            released = self._release(pending, stepped, metrics, next_clip_norm)
+        except NoiseUnavailableError as error:
+            self.abort_round(f"{'the round is spent' if self.record.is_consumed else 'not opened'}: {error}")
             return None, None
         except BaseException:
             self.abort_round("it could not be released")
             raise
         self._begun, self._pending = False, None
-        self.report.epsilon, self.report.delta = cast(float, metrics["epsilon"]), self._plan.delta
+        self.report.add_epsilon(cast(float, metrics["epsilon"]), self._plan.delta)
         return released, metrics
 
-    def _sum_of(
-        self, replies: Iterable[Message], pending: PendingRound
-    ) -> tuple[Integers | MaskedSum, list[int | RejectionReason]]:
+    def _sum_of(self, replies: Iterable[Message], pending: PendingRound) -> tuple[Any, Results]:
         """The sum of the updates, and of each request how many users are in it, or why none is."""
         answered: list[int] = []
         matched = _matched(replies, pending.requests, answered)
-        total: Integers | MaskedSum
-        if pending.masking is None:
-            total, found = sum_of_replies(matched, pending.task.size, self._memory_of(pending.task.size))
-        else:
-            masked, found = sum_of_masked_replies(matched, pending.masking)
-            total = masked.at((pending.requests[position][0].dst_node_id for position in answered), found)
-        results: list[int | RejectionReason] = ["no answer"] * len(pending.requests)
+        total, found = self.noise.sum_of(matched, pending.terms, pending.task.size)
+        results: Results = ["no answer"] * len(pending.requests)
         for position, result in zip(answered, found, strict=True):
             results[position] = result
         return total, results
 
-    def _memory_of(self, size: int) -> Integers:
-        """Room for a sum of `size` coordinates: that of the last round, where it was kept."""
-        memory = self._memory if len(self._memory) == size else np.empty(size, np.int64)
-        self._memory = memory if memory.nbytes <= _KEPT else np.empty(0, np.int64)
-        return memory
-
-    def _record_answers(self, pending: PendingRound, results: Sequence[int | RejectionReason]) -> None:
+    def _record_answers(self, pending: PendingRound, results: Results) -> None:
         """Record who answered and why others are lost, and tell the operator what to do about it, once."""
         report = self.report
-        for (metadata, task), result in zip(pending.requests, results, strict=True):
+        for (_, task), result in zip(pending.requests, results, strict=True):
             cause: RejectionReason = "left out by its node" if isinstance(result, int) else result
             answered = result if isinstance(result, int) else 0
             missing = len(task.users) - answered
@@ -343,33 +287,21 @@ class TrainingRounds:
             if missing:
                 report.lost[cause] += missing
                 # Which of its users are missing, a node does not say.
-                node_id = None if answered else metadata.dst_node_id
+                node_id = None if answered else task.node
                 self._selector.record_dropouts(pending.task.round, task.users, node_id)
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)
             log_warning(f"{lost}: {HINTS[lost]}")
 
-    def _noised_sum(self, pending: PendingRound, total: Integers | MaskedSum) -> Integers:
-        """The sum of the updates with its noise, of which the nonce is on record; the server's is in the memory of `total`.
-
-        From the moment in which keepers are asked for theirs the round is released or spent.
-        """
-        if isinstance(total, MaskedSum):
-            assert self.openings is not None  # who masks has keepers
-            assert pending.masking is not None
-            return self.openings.opened(pending.grid, pending.masking, self.record, pending.task.attempt, total)
-        self.record.add_noise(total, pending.task.attempt, pending.task.grid)
-        return total
-
     def _next_clip_norm(self, pending: PendingRound, total: Integers, metrics: MetricRecord) -> float:
         """The clip norm of the next round; where it adapts, `metrics` and the operator are told how, and of what share."""
-        adaptive = self._settings.adaptive_clipping
+        adaptive = self.settings.adaptive_clipping
         if adaptive is None:
             return self.clip_norm
-        share = pending.scale.share(int(total[-1]), self._cohort_size)
+        share = share_within(int(total[-1]), pending.task.clipping, self._cohort_size)
         following = next_norm(self.clip_norm, share, adaptive)
-        self.report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
+        self.report.notes.append(f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})")
         metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
         return following
 
@@ -380,7 +312,7 @@ class TrainingRounds:
         """
         layout = pending.task.layout
         noised = total.view(np.float32)[: layout.size]  # what is written lies before what is still to be read
-        step, unit = pending.task.grid.step, pending.scale.update_scale
+        step, unit = pending.task.clipping.grid.step, pending.task.clipping.update_scale
         work, start = kernels_for(len(noised)), 0
         for part in flat_arrays(dict(zip(layout.names, pending.model, strict=True)), layout):
             here = slice(start, start + len(part))
@@ -389,20 +321,14 @@ class TrainingRounds:
         return unflatten(noised, layout, passthrough=False)
 
     def _release(
-        self,
-        pending: PendingRound,
-        stepped: ArrayRecord,
-        memory: Integers | None,
-        metrics: MetricRecord,
-        next_clip_norm: float,
+        self, pending: PendingRound, stepped: ArrayRecord, metrics: MetricRecord, next_clip_norm: float
     ) -> ArrayRecord:
-        """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns.
-
-        `memory`, of the round's sum if that is still there, holds nothing of use any more.
-        """
-        out = None if memory is None else memory.view(np.float32)[: pending.task.layout.size]
-        released = flatten(stepped, pending.task.layout, out)
-        self.report.raised = raise_variances(released, pending.floors)  # of what is released already: it costs nothing
+        """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
+        released = flatten(stepped, pending.task.layout)
+        # Of what is released already: it costs nothing.
+        if raised := raise_variances(released, pending.floors):
+            variances = plural(raised, "running variance", "running variances")
+            self.report.notes.append(f"{variances} raised to {LEAST_VARIANCE:g}")
         state = self._inner.save(pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self.record.record(pending.task.attempt, released.data, state, pending.task.layout.to_json(), metrics)
@@ -413,7 +339,7 @@ class TrainingRounds:
     def abort_round(self, reason: str) -> None:
         """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it.
 
-        A round that keepers were asked to open is spent: it counts as released, without a new model.
+        A round for whose noise others were asked is consumed: it counts as released, without a new model.
         """
         begun, self._begun, self._pending = self._begun, False, None
         self.report.failure = self.report.failure or reason

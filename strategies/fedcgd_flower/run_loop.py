@@ -18,15 +18,12 @@ from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.grid import receive, send_and_receive
 from fedcgd_flower.inner_state import EditedConfig
 from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
-from fedcgd_flower.replies import HINTS, RejectionReason
+from fedcgd_flower.problems import HINTS, RejectionReason
 from fedcgd_flower.reporting import RoundReport, config_text, drowned, epsilon_text, metrics_text
 from fedcgd_flower.round import TrainingRounds
-from fedcgd_flower.settings import RunSettings
 
 OnRelease = Callable[["ReleaseEvent"], object]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-_MOST_FAILURES = 10  # tries in a row without a release before a run gives up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +61,7 @@ class RunResult(Result):
         evaluate_metrics_clientapp (dict[int, MetricRecord]): release → what users measured.
         planned: the rounds of the plan.
         released: the rounds that gave a model by now.
-        spent: the rounds that gave none and are not tried again: keepers were asked to open them, and that failed.
+        spent: the rounds that gave none and are not tried again: others were asked for their noise, in vain.
         stopped: why the run ended before its plan; empty if it did not.
         advice: what can be done about that, as far as it is known.
     """
@@ -117,7 +114,6 @@ class RunLoop:
     """The loop over `rounds`, by way of the methods of `strategy`, as Flower's own loop calls them."""
 
     strategy: Strategy
-    settings: RunSettings
     rounds: TrainingRounds
     evaluator: Evaluator | None
     grid: Grid
@@ -125,11 +121,10 @@ class RunLoop:
     train_config: ConfigRecord
     evaluate_config: ConfigRecord
     evaluate_fn: EvaluateFn | None
-    on_release: OnRelease | None
 
     def begin(self, initial_arrays: ArrayRecord) -> RunResult:
         """Where the run stands: the last model that was released, if the ledger has one, and the metrics of all releases."""
-        inner, plan = self.settings.inner, self.settings.plan
+        inner, plan = self.rounds.settings.inner, self.rounds.settings.plan
         log(INFO, f"Starting {type(self.strategy).__name__} around {type(inner).__name__}:")
         run = self.rounds.resume()
         result = RunResult(initial_arrays, planned=plan.participation.rounds)
@@ -142,7 +137,7 @@ class RunLoop:
         layout = self.rounds.layout(initial_arrays)
         if not result.complete:
             self.rounds.check_inner(initial_arrays, self.train_config)
-            if loud := drowned(self.settings, layout.size):
+            if loud := drowned(self.rounds.settings, layout.size):
                 log_warning(loud)
             if pairs := equal_arrays(initial_arrays, layout):
                 one, other = pairs[0]
@@ -169,7 +164,7 @@ class RunLoop:
         result.arrays = unflatten(model, layout)
         return result
 
-    def run(self, result: RunResult, num_rounds: int | None) -> RunResult:
+    def run(self, result: RunResult, num_rounds: int | None, on_release: OnRelease | None) -> RunResult:
         """All releases, when the last planned round is released or `num_rounds` tries are made; `result` is what began.
 
         Raises IncompleteRunError if the run ends before its plan without being asked to.
@@ -182,8 +177,8 @@ class RunLoop:
         rounds = self.rounds
         rounds.report = RoundReport(rounds.releases - 1, result.planned)
         self._evaluate(result)
-        if rounds.report.evaluated:
-            log(INFO, f"Release {rounds.releases}: {rounds.report.evaluated[0]}")
+        if rounds.report.notes:
+            log(INFO, f"Release {rounds.releases}: {rounds.report.notes[0]}")
         self._evaluate_privately(result)  # if the server died before it could
         asked_for_less = num_rounds is not None and num_rounds < result.planned - rounds.releases
         if num_rounds is not None and num_rounds > result.planned:
@@ -191,8 +186,9 @@ class RunLoop:
         tries = failures = 0
         failure = ""
         most_tries = num_rounds if asked_for_less else None
-        while rounds.releases < result.planned and tries != most_tries and failures < _MOST_FAILURES:
-            if rounds.gives_up:
+        # After ten tries in a row without a release something is wrong that another try does not mend.
+        while rounds.releases < result.planned and tries != most_tries and failures < 10:
+            if rounds.noise.gives_up:
                 break
             tries += 1
             try:
@@ -201,7 +197,7 @@ class RunLoop:
                     self._evaluate_privately(result)
                     self._evaluate_on_clients(result)
                     self._evaluate(result)
-                    self._call_on_release(result)
+                    self._call_on_release(result, on_release)
             except BaseException:
                 rounds.abort_round("interrupted")
                 raise
@@ -211,24 +207,21 @@ class RunLoop:
             lost = rounds.report.lost if failures else Counter[RejectionReason]()
             reasons = [reason for reason, _ in lost.most_common()]
             why = f"; not released: {failure}" if failure else ", as asked for"
-            why = f"; {rounds.gives_up}; the last one: {failure}" if rounds.gives_up else why
+            why = f"; {rounds.noise.gives_up}; the last one: {failure}" if rounds.noise.gives_up else why
             result.stopped = f"after {plural(tries, 'try', 'tries')}{why}" + (
                 f" ({', '.join(reasons)})" if reasons else ""
             )
             result.advice = "; ".join(HINTS[reason] for reason in reasons if reason in HINTS)
-            if rounds.gives_up:
-                result.advice = (
-                    "find out why: the keepers' logs say what they refused, and a node that was in most of the failed rounds may "
-                    "cheat, or run other code than the others"
-                )
+            if rounds.noise.gives_up:
+                result.advice = rounds.noise.advice
         log(INFO, f"Finished in {time.monotonic() - started:.1f} s with {result.done}")
-        log(INFO, f"\t└── {epsilon_text(self.settings.plan, rounds.releases, result.spent)}")
+        log(INFO, f"\t└── {epsilon_text(self.rounds.settings.plan, rounds.releases, result.spent)}")
         if self.evaluator is not None:
             log(INFO, f"\t└── {self.evaluator.summary()}")
         if not result.complete:
             log_warning(f"the run ended before its plan: {result.stopped}")
-            if not asked_for_less or rounds.gives_up:
-                raise IncompleteRunError(result, recorded=self.settings.ledger is not None)
+            if not asked_for_less or rounds.noise.gives_up:
+                raise IncompleteRunError(result, recorded=self.rounds.settings.ledger is not None)
         return result
 
     def _try_round(self, result: RunResult) -> bool:
@@ -284,11 +277,11 @@ class RunLoop:
         measured = evaluator.evaluate(release, model, layout, config, self.grid, self.rounds.directory, self.timeout)
         if measured is not None:
             result.evaluate_metrics_clientapp[release] = measured
-            self.rounds.report.evaluated.append(metrics_text("evaluate on users, private", measured))
+            self.rounds.report.notes.append(metrics_text("evaluate on users, private", measured))
 
-    def _call_on_release(self, result: RunResult) -> None:
+    def _call_on_release(self, result: RunResult, on_release: OnRelease | None) -> None:
         """Tell the hook of the last release, which is on record, and what was measured of it."""
-        if self.on_release is None:
+        if on_release is None:
             return
         release = self.rounds.releases
         arrays = ArrayRecord()
@@ -301,7 +294,7 @@ class RunLoop:
             evaluate_metrics_serverapp=result.evaluate_metrics_serverapp.get(release),
             evaluate_metrics_clientapp=result.evaluate_metrics_clientapp.get(release),
         )
-        self.on_release(event)
+        on_release(event)
 
     def _keep(self, kind: str, result: RunResult, metrics: MetricRecord | None) -> None:
         """Put what was measured after the last release in the result and in the ledger, for the result of a run that goes on."""
@@ -309,7 +302,7 @@ class RunLoop:
             release = self.rounds.releases
             _kinds(result)[kind][release] = metrics
             self.rounds.ledger.record_metrics(kind, release, metrics)
-            self.rounds.report.evaluated.append(metrics_text(kind, metrics))
+            self.rounds.report.notes.append(metrics_text(kind, metrics))
 
 
 def _kinds(result: RunResult) -> dict[str, dict[int, MetricRecord]]:

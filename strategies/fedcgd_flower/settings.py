@@ -7,24 +7,83 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-from fedcgd.keepers import Keepers
 from fedcgd.ledger import JointBudget
 from fedcgd.ledger.client_metrics import FORWARDED
 from fedcgd.ledger.evaluations import EVALUATION
-from fedcgd.ledger.openings import KEEPERS
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
-from fedcgd_flower.cohort import CohortSettings
 from fedcgd_flower.evaluation import PrivateEvaluation
-from fedcgd_flower.keepers.openings import keepers_description
+from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
 from fedcgd_flower.layout import BatchNorm
+from fedcgd_flower.noise_provider import NoiseParties, Sums
 from fedcgd_flower.users import Identity
+
+EXPECTED_USERS = "expected_users"
+"""The argument's name: the number of users to begin with was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortSettings:
+    """How many users a round is planned with (`size`, which `source` set), must answer, and must be there before the first."""
+
+    size: int
+    source: str
+    min_answers: int
+    expected_users: int
+    expected_source: str
+    """Who says how many are expected."""
+
+
+def cohort_settings(
+    participation: Participation,
+    inner: Strategy,
+    *,
+    cohort_size: int | None,
+    expected_users: int | None,
+    min_answers: int | None,
+) -> CohortSettings:
+    """These numbers; for those that are None what the inner strategy and the participation say. Raises ValueError."""
+    source = "cohort_size"
+    if cohort_size is None:
+        cohort_size, source = planned_cohort(inner, expected_users)
+    if not isinstance(cohort_size, int) or cohort_size < 1:
+        raise ValueError(
+            f"cohort_size must be at least 1 and whole, got {cohort_size!r}: the planned number of users of a round"
+        )
+    if min_answers is None:
+        min_answers = 0 if participation.is_secret else 1
+    if not 0 <= min_answers <= (0 if participation.is_secret else cohort_size):
+        raise ValueError(
+            f"min_answers must be between 0 and cohort_size = {cohort_size}, and 0 with a secret sampling, because who "
+            f"was drawn may not decide whether a round is released; got {min_answers}"
+        )
+    expected_source = EXPECTED_USERS
+    if expected_users is None:
+        expected_users, expected_source = users_needed(participation, cohort_size), "what the plan cannot do without"
+        available = getattr(inner, "min_available_nodes", 0)
+        if available > max(expected_users, FLOWERS_DEFAULT):
+            expected_users, expected_source = available, f"min_available_nodes = {available}"
+    return CohortSettings(
+        size=cohort_size,
+        source=source,
+        min_answers=min_answers,
+        expected_users=expected_users,
+        expected_source=expected_source,
+    )
+
+
+def users_needed(participation: Participation, cohort_size: int) -> int:
+    """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
+    if participation.is_secret:
+        return 1
+    return participation.users_for(cohort_size)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunSettings:
-    """The arguments of `CorrelatedNoise`, by their names there."""
+    """The arguments of `CorrelatedNoise`, by their names there, and who makes the noise."""
 
     inner: Strategy
     plan: Plan
@@ -41,7 +100,7 @@ class RunSettings:
     adaptive_clipping: AdaptiveClipping | None
     evaluation: PrivateEvaluation | None
     forward_client_metrics: bool
-    keepers: Keepers | None
+    noise: NoiseParties
 
     @property
     def evaluation_plan(self) -> Plan | None:
@@ -60,6 +119,17 @@ class RunSettings:
         return self.plan if self.adaptive_clipping is None else replace(self.plan, clip_norm=1.0)
 
     @property
+    def training_sums(self) -> Sums:
+        """What is summed in the rounds."""
+        further = self.adaptive_clipping is not None
+        return Sums(plan=self.wire_plan, size=lambda parameters: parameters + further, cohort_size=self.cohort.size)
+
+    @property
+    def evaluation_sums(self) -> Sums | None:
+        """What is summed in the private evaluations, if there are any."""
+        return None if self.evaluation is None else self.evaluation.sums(self.cohort.size)
+
+    @property
     def registered_only(self) -> bool:
         """Whether nodes must be registered by name: where rounds are secret, and nodes are not all the operator's own."""
         plans = [self.plan, self.evaluation_plan or self.plan]
@@ -69,13 +139,11 @@ class RunSettings:
     def configuration(self, inner: Mapping[str, Any]) -> dict[str, Any]:
         """What the ledger compares when the run goes on, beside the plan; `inner` are the settings of the inner strategy."""
         # With another identity, people would get other ids, and turns beyond their k.
-        said: dict[str, Any] = {"cohort_size": self.cohort.size, "identity": self.identity, "inner": inner}
+        described: dict[str, Any] = {"cohort_size": self.cohort.size, "identity": self.identity, "inner": inner}
         if self.adaptive_clipping is not None:
-            said["adaptive_clipping"] = self.adaptive_clipping.to_description()
+            described["adaptive_clipping"] = self.adaptive_clipping.to_description()
         if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
-            said[EVALUATION] = self.evaluation.to_description(self.cohort.size)
+            described[EVALUATION] = self.evaluation.to_description(self.cohort.size)
         if self.forward_client_metrics:  # so that every statement about the run says so, and no resume switches it on
-            said[FORWARDED] = True
-        if self.keepers is not None:
-            said[KEEPERS] = keepers_description(self.keepers)
-        return said
+            described[FORWARDED] = True
+        return described | self.noise.to_description()

@@ -19,18 +19,18 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
-from fedcgd_flower.cohort import CohortSelector, cohort_settings
+from fedcgd_flower.cohort import CohortSelector
 from fedcgd_flower.evaluation import PrivateEvaluation, check_evaluation
 from fedcgd_flower.evaluator import Evaluator
 from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.inner import check_inner, check_scheduled_rounds
-from fedcgd_flower.keepers.openings import check_keepers, log_keepers
 from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.replies import RejectionReason
+from fedcgd_flower.noise_provider import noise_parties
+from fedcgd_flower.problems import RejectionReason
 from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
 from fedcgd_flower.round import TrainingRounds
 from fedcgd_flower.run_loop import EvaluateFn, OnRelease, RunLoop, RunResult
-from fedcgd_flower.settings import RunSettings
+from fedcgd_flower.settings import RunSettings, cohort_settings
 from fedcgd_flower.users import Identity, UserDirectory
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class CorrelatedNoise(Strategy):
     adaptive_clipping = _Setting[AdaptiveClipping | None]("adaptive_clipping")
     evaluation = _Setting[PrivateEvaluation | None]("evaluation")
     forward_client_metrics = _Setting[bool]("forward_client_metrics")
-    keepers = _Setting[Keepers | None]("keepers")
+    keepers = _Setting[Keepers | None]("noise.keepers")
 
     def __init__(
         self,
@@ -193,16 +193,14 @@ class CorrelatedNoise(Strategy):
             adaptive_clipping=adaptive_clipping,
             evaluation=evaluation,
             forward_client_metrics=forward_client_metrics,
-            keepers=keepers,
+            noise=noise_parties(keepers),
         )
-        if keepers is not None:
-            evaluated = cohort.size if evaluation is None else evaluation.cohort_size or cohort.size
-            least = min(cohort.size, evaluated)
-            check_keepers(keepers, plan, key, self._settings.evaluation_plan, forward_client_metrics, least)
+        sums, evaluated = self._settings.training_sums, self._settings.evaluation_sums
+        self._settings.noise.check(sums, evaluated, key, forward_client_metrics)
         self.on_release = on_release
         self._inner_settings = inner_state.settings(inner)  # checked now, and taken when the ledger is opened
         _ = self._settings.indicator_norm  # refuses a cohort that is too small for the noise
-        self._selector = CohortSelector(plan.participation, cohort, patience, budget)
+        self._selector = CohortSelector(self._settings)
         self._inner = inner_state.InnerState(inner)
         self._dropped: Counter[RejectionReason] = Counter()
         self._last: TrainingRounds | None = None  # of the ledger that was opened last
@@ -297,8 +295,7 @@ class CorrelatedNoise(Strategy):
         log_guarantee(self._settings, self.releases)
         if self._evaluator is not None:
             self._evaluator.log_guarantee()
-        if self.keepers is not None:
-            log_keepers(self.keepers, self.plan, self._settings.evaluation_plan)
+        self._settings.noise.log(self.plan, self._settings.evaluation_plan)
         log_inner(self._settings)
 
     def configure_train(
@@ -408,7 +405,6 @@ class CorrelatedNoise(Strategy):
         try:
             loop = RunLoop(
                 strategy=self,
-                settings=self._settings,
                 rounds=self._rounds,
                 evaluator=self._evaluator,
                 grid=grid,
@@ -416,11 +412,10 @@ class CorrelatedNoise(Strategy):
                 train_config=ConfigRecord() if train_config is None else train_config,
                 evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
                 evaluate_fn=evaluate_fn,
-                on_release=self.on_release,
             )
             result = loop.begin(initial_arrays)
             del initial_arrays  # from the first release on nobody here needs it
-            return loop.run(result, num_rounds)
+            return loop.run(result, num_rounds, self.on_release)
         finally:
             if opened_here:
                 self.close()

@@ -97,11 +97,11 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
                     loss,
                     model,
                     batch,
-                    clip_norm=work.clip_norm,
-                    grid=work.grid,
+                    clip_norm=work.clipping.clip_norm,
+                    grid=work.clipping.grid,
                     counted=counted,
-                    unit=work.update_scale,
-                    indicator=work.indicator,
+                    unit=work.clipping.update_scale,
+                    indicator=work.clipping.indicator,
                 )
             except Exception as error:  # none of this batch could be computed
                 failures.append(error)

@@ -2,55 +2,88 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.clipping import clip_factor
+from fedcgd.clipping import ROUNDING, clip, clip_factor
 from fedcgd.native.vector_kernels import CHUNK, aligned, kernels_for, squared_distance
-from fedcgd.noise.quantisation import Lattice
+from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd.support.numbers import as_positive
 from fedcgd_flower.layout import Flat
 
 Steps = NDArray[np.signedinteger[Any]]
 """32-bit or 64-bit integers."""
 
 
-def clipped_update(
-    trained: Flat | Sequence[Flat],
-    model: Flat,
-    *,
-    clip_norm: float,
-    grid: Lattice,
-    update_scale: float = 1.0,
-    indicator: int = 0,
-) -> Steps | None:
-    """clip((`trained` − `model`) / `update_scale`, `clip_norm`) in steps of `grid`, rounded towards zero; shape (d,).
+@dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """How a round's updates become integers: divided by `update_scale`, clipped to `clip_norm`, rounded towards zero to `grid`.
 
-    `trained` may come in consecutive pieces, as a model's arrays are. The result has 64 bits. With an `indicator`, one entry more
-    says whether the update was within the norm: `indicator` if it was, −`indicator` if it was scaled.
-    None if the update is not finite. Guarantee: step times the result has norm at most `clip_norm` (without its last entry), for
-    every input: the norm is off by at most 2⁻²⁹ of itself, the factor aims 2⁻²² below the bound, and rounding towards zero makes
-    no entry larger.
+    With an `indicator`, each has one entry more, which says whether the update was within the norm: `indicator` steps if it was,
+    −`indicator` if it was scaled. Raises ValueError for numbers that bound nothing: divided by −1, every norm is below the bound.
     """
-    steps: Steps = np.empty(len(model) + bool(indicator), np.int64)
-    checksum = write_clipped_update(
-        steps, trained, model, clip_norm=clip_norm, grid=grid, update_scale=update_scale, indicator=indicator
-    )
-    return None if checksum is None else steps
+
+    clip_norm: float
+    grid: Lattice
+    update_scale: float = 1.0
+    indicator: int = 0
+
+    def __post_init__(self) -> None:
+        as_positive("the clip norm", self.clip_norm)
+        as_positive("the scale of updates", self.update_scale)
+        if self.indicator < 0:
+            raise ValueError(f"the indicator must be at least 0, got {self.indicator!r}")
+
+    @property
+    def norm(self) -> float:
+        """The most that one user adds to the sum, all coordinates together."""
+        return math.hypot(self.clip_norm, self.indicator * self.grid.step)
+
+    def size(self, parameters: int) -> int:
+        """Coordinates of the sum, for a model of so many parameters."""
+        return parameters + bool(self.indicator)
+
+    def within(self, total: Steps, parameters: int, users: int) -> bool:
+        """Whether `total`, as computed in float64, is no longer than sums of so many users' vectors are."""
+        steps = total[:parameters].astype(np.float64)
+        return self.is_short(float(steps @ steps), total[parameters:], users)
+
+    def is_short(self, squares: float, counted: Steps, users: int) -> bool:
+        """`within`, of an update whose computed squared norm is `squares` and whose further entries are `counted`.
+
+        In float64, with u = 2⁻⁵³: a number that became a float is off by a factor 1 ± u, its square by (1 ± u)³, and a sum of
+        n ≤ 2¹⁶ squares, whatever the order, by (1 ± u)ⁿ⁻¹ more, as are the sums of at most 2²⁴ of these by (1 ± u)^(2²⁴). All
+        terms are positive, so up to 2⁴⁰ numbers the result is at least (1 − 2⁻²⁷) times the true square of the norm: if it is at
+        most (1 − 2⁻²³)·bound², as computed (another 2⁻⁴⁹), the true one is below bound². Nothing overflows: the sum stays below
+        2⁴⁰·2¹²⁶. An honest sum, clipped to (1 − `ROUNDING`)·bound with `ROUNDING` = 2⁻²², passes.
+        """
+        bound, most = users * self.clip_norm / self.grid.step, users * self.indicator
+        return squares <= (1 - ROUNDING / 2) * bound**2 and bool(((counted <= most) & (counted >= -most)).all())
+
+    def bounded(self, total: Steps, parameters: int, users: int) -> Integers:
+        """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself."""
+        update, counted = total[:parameters], total[parameters:].astype(np.int64)
+        most = users * self.indicator
+        bounded = self.grid.to_steps(clip(self.grid.from_steps(update), users * self.clip_norm))
+        return np.append(bounded, np.clip(counted, -most, most)) if self.indicator else bounded
 
 
-def write_clipped_update(
-    out: Steps,
-    trained: Flat | Sequence[Flat],
-    model: Flat,
-    *,
-    clip_norm: float,
-    grid: Lattice,
-    update_scale: float = 1.0,
-    indicator: int = 0,
-) -> int | None:
-    """Write `clipped_update` to `out`, whose integers must hold clip_norm / step and `indicator`; the result is their sum.
+def clipped_update(trained: Flat | Sequence[Flat], model: Flat, clipping: Clipping) -> Steps | None:
+    """clip((`trained` − `model`) / scale, norm) in steps of the grid, rounded towards zero; shape (d,), 64-bit.
+
+    `trained` may come in consecutive pieces, as a model's arrays are. None if the update is not finite. Guarantee: step times the
+    result has norm at most the clip norm (without the indicator's entry), for every input: the norm is off by at most 2⁻²⁹ of
+    itself, the factor aims 2⁻²² below the bound, and rounding towards zero makes no entry larger.
+    """
+    steps: Steps = np.empty(clipping.size(len(model)), np.int64)
+    return None if write_clipped_update(steps, trained, model, clipping) is None else steps
+
+
+def write_clipped_update(out: Steps, trained: Flat | Sequence[Flat], model: Flat, clipping: Clipping) -> int | None:
+    """Write `clipped_update` to `out`, whose integers must hold it; the result is their sum.
 
     None, and nothing is written, if the update is not finite.
     """
@@ -63,15 +96,15 @@ def write_clipped_update(
     squares = sum(squared_distance(piece, model[start:stop]) for start, stop, piece in stretches)
     if not math.isfinite(squares):
         return None
-    factor = clip_factor(math.sqrt(squares) / update_scale, clip_norm)
-    total = 0
-    work = kernels_for(len(model))
+    scale = clipping.update_scale
+    factor = clip_factor(math.sqrt(squares) / scale, clipping.clip_norm)
+    total, work = 0, kernels_for(len(model))
     for start, stop, piece in stretches:
         for first in range(start, stop, CHUNK):
             last = min(first + CHUNK, stop)
             part = piece[first - start : last - start]
-            total += work.steps(part, model[first:last], factor / update_scale, 1 / grid.step, out[first:last])
-    if indicator:
-        out[-1] = indicator if factor == 1 else -indicator
+            total += work.steps(part, model[first:last], factor / scale, 1 / clipping.grid.step, out[first:last])
+    if clipping.indicator:
+        out[-1] = clipping.indicator if factor == 1 else -clipping.indicator
         total += int(out[-1])
     return total

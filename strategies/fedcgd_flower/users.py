@@ -7,21 +7,21 @@ so does that node's key. Only a *registered name* (`flwr supernode register KEY 
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
-from typing import Literal
+from typing import Literal, cast
 
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedcgd.participation.user_ids import NoUserIdsError, check_not_one_text, user_ids
 from fedcgd.support.numbers import plural
-from fedcgd_flower.flower_private import is_simulation, log_warning
-from fedcgd_flower.grid import UnreadableReplyError, pull, push
-from fedcgd_flower.keepers.openings import NodeSuspects, node_name
-from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
-from fedcgd_flower.replies import RejectionReason, rejection_reason
+from fedcgd_flower.flower_private import log_error, log_failure, log_warning
+from fedcgd_flower.grid import UnreadableReplyError, kind_of, pull, push
+from fedcgd_flower.messages import TASK
+from fedcgd_flower.problems import PROBLEMS, SECOND_USER, Problem, RejectionReason, rejection_reason, silent_problem
 
 NodeIds = tuple[int, ...]
 """Ids of nodes, in ascending order; one object for all users who are at the same nodes."""
@@ -29,22 +29,113 @@ NodeIds = tuple[int, ...]
 Identity = Literal["declared", "authenticated"]
 
 
-_SECOND_USER = (
-    "of another node, or a second user of a node that is one user (clipped_update_mod): give it the user-id that "
-    "it had at first in this run, or register the other user's node under a name of its own"
-)
+@dataclass(frozen=True)
+class Waits:
+    """How often nodes are asked for their users, in seconds, and when one of them is said to crowd others out."""
 
-_TROUBLE: dict[RejectionReason | None, str] = {
-    "app crashed": "its ClientApp could not be loaded, or its process ended: the app's code or a package may be missing where "
-    "the node runs, and its own log says which",
-    "node lost": "",  # it will be missing from the list of nodes soon
-}
+    again: float = 10.0  # after an answer that names nobody: it may have been a node that was starting
+    longest_rest: float = 3600.0  # between questions to a node that never answers
+    crowd: int = 10  # times as many users as the node with second most
+    named: int = 3  # nodes that claim the same users
 
-_CROWD = 10  # times as many users as the node with second most: a node that crowds others out
-_NAMED = 3  # nodes that claim the same users are named
 
-_AGAIN = 10.0  # seconds after an answer that names nobody: it may have been a node that was starting
-_LONGEST_REST = 3600.0  # seconds between questions to a node that never answers
+_WAITS = Waits()
+
+
+def node_name(node_id: int, name: str) -> str:
+    """What a node is called in the log: its registered name, or its id, which is another one whenever it comes back."""
+    return name or f"node {node_id}"
+
+
+def configured_user(context: Context) -> str | None:
+    """The user that the node's configuration names: its "user-id", or else its "partition-id"; None if neither is there.
+
+    Args:
+        context: the node's.
+    """
+    named = context.node_config.get("user-id", context.node_config.get("partition-id"))
+    return None if named is None or named == "" else str(named)
+
+
+# What server and node say about it.
+
+
+def users_query(node_id: int, message_type: str = MessageType.TRAIN) -> Message:
+    """The question which users a node hosts.
+
+    It is a train message, of the type that the rounds' messages have, because a mod sees only messages for which the ClientApp
+    has a function, and that train function is what every node has.
+    """
+    content = RecordDict({TASK: ConfigRecord({"question": "users"})})
+    return Message(content, dst_node_id=node_id, message_type=message_type)
+
+
+def is_users_query(message: Message) -> bool:
+    """Whether `message` is what `users_query` made."""
+    return TASK in message.content.config_records and "question" in message.content.config_records[TASK]
+
+
+@dataclass(frozen=True)
+class HostedUsers:
+    """The users that a node says it hosts. If they are shared, other nodes may host the same: each is asked at one of them."""
+
+    users: tuple[str, ...]
+    shared: bool = False
+    single: bool = False
+    """The node is one user, as with `clipped_update_mod`: whatever it is called, it cannot become another one."""
+
+
+def problem_reply(request: Message, problem: Problem) -> Message:
+    """The reply to a `users_query` of a node that can name no users."""
+    return Message(RecordDict({TASK: ConfigRecord({"problem": problem})}), reply_to=request)
+
+
+def users_reply(
+    request: Message, users: Callable[[], Iterable[str]], *, shared: bool = False, single: bool = False
+) -> Message:
+    """The reply to a `users_query`: the stable ids that `users()` gives, each once, or why there are none.
+
+    The node's own log says more: what is no id, or where `users` raised, without the error's text, which may quote data.
+    """
+    try:
+        named: object = users()
+        if single and named == [None]:
+            return problem_reply(request, "no user id")
+        check_not_one_text(named)
+        ids = user_ids(dict.fromkeys(cast(Iterable[str], named)))
+    except NoUserIdsError as error:
+        log_error(str(error))
+        return problem_reply(request, "no ids")
+    except Exception as error:
+        log_failure("the function that names this node's users", error)
+        return problem_reply(request, "users failed")
+    answer = ConfigRecord({"users": list(ids)})
+    if shared:
+        answer["shared"] = True
+    if single:
+        answer["single"] = True
+    return Message(RecordDict({TASK: answer}), reply_to=request)
+
+
+def read_users_reply(reply: Message | None) -> HostedUsers | Problem | None:
+    """The users that a node says it hosts, or what keeps it from saying so; None if the reply tells neither."""
+    if reply is None or reply.has_error() or TASK not in reply.content.config_records:
+        return None
+    answer = reply.content.config_records[TASK]
+    for problem in PROBLEMS:
+        if answer.get("problem") == problem:
+            return problem
+    users = answer.get("users")
+    try:
+        listed = user_ids(dict.fromkeys(cast(list[str], users)) if isinstance(users, list) else "")
+    except NoUserIdsError:
+        return None
+    shared = answer.get("shared") is True
+    users_listed = tuple(sorted(listed)) if shared else listed  # so that the lists of nodes that share are equal
+    return HostedUsers(users_listed, shared, answer.get("single") is True)
+
+
+# The server's side.
 
 
 @dataclass
@@ -54,7 +145,7 @@ class _UsersQuery:
     asked: float
     rest: float
     message_ids: list[str] = field(default_factory=list)
-    told: bool = False
+    logged: bool = False
     trouble: str = ""
     """Why the node cannot take part, if it has answered and named nobody."""
 
@@ -64,7 +155,6 @@ class _UsersQuery:
         return self.asked + self.rest
 
 
-@dataclass
 class UserDirectory:
     """The users of the connected nodes. `refresh` asks nodes that were not known before.
 
@@ -78,32 +168,44 @@ class UserDirectory:
 
     Only the first `refresh` waits for answers, at most `timeout` seconds. A node that is silent is asked again after a while,
     longer each time, and nobody waits for it.
+
+    Args:
+        identity: see above.
+        bind_users: as `Ledger.bind_users`: those of the users a node names that no other node speaks for, its own from then on.
+        hosts: user → the registered name of the only node that may name it.
+        registered_only: see above.
+        timeout: seconds.
+
+    Attributes:
+        message_type: of the questions: that of the rounds' messages.
+        refused: how many users of other nodes a node has claimed.
+        connected: how many nodes were there at the last look, of those that may speak for users.
+        names: the nodes that were there at the last look, and the name of each that is registered.
+        claimed_twice: how many users took no part at the last look, because two nodes claim them.
+        claimants: which nodes claim them.
     """
 
-    identity: Identity
-    bind_users: Callable[..., AbstractSet[str]]
-    """As `Ledger.bind_users`: those of the users a node names that no other node speaks for. From then on they are its own."""
-    hosts: Mapping[str, str] | None = None
-    registered_only: bool = False
-    timeout: float = 60.0
-    message_type: str = MessageType.TRAIN
-    """Of the questions: that of the rounds' messages."""
-    refused: dict[int, int] = field(default_factory=dict)
-    """How many users of other nodes a node has claimed."""
-    connected: int = 0
-    """How many nodes were there at the last look, of those that may speak for users."""
-    names: Mapping[int, str] = field(default_factory=dict)
-    """The nodes that were there at the last look, and the name of each that is registered."""
-    claimed_twice: int = 0
-    """How many users took no part at the last look, because two nodes claim them."""
-    claimants: str = ""
-    """Which nodes claim them."""
-    _declared: dict[int, HostedUsers] = field(default_factory=dict)
-    _granted: dict[HostedUsers, HostedUsers] = field(default_factory=dict)
-    """Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same."""
-    _questions: dict[int, _UsersQuery] = field(default_factory=dict)
-    _waited: bool = False
-    _said: set[str] = field(default_factory=set)
+    def __init__(
+        self,
+        identity: Identity,
+        bind_users: Callable[..., AbstractSet[str]],
+        hosts: Mapping[str, str] | None = None,
+        registered_only: bool = False,
+        timeout: float = 60.0,
+    ) -> None:
+        self.identity, self.bind_users, self.hosts = identity, bind_users, hosts
+        self.registered_only, self.timeout = registered_only, timeout
+        self.message_type = MessageType.TRAIN
+        self.refused: dict[int, int] = {}
+        self.connected = self.claimed_twice = 0
+        self.names: Mapping[int, str] = {}
+        self.claimants = ""
+        self._declared: dict[int, HostedUsers] = {}
+        # Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same.
+        self._granted: dict[HostedUsers, HostedUsers] = {}
+        self._questions: dict[int, _UsersQuery] = {}
+        self._waited = False
+        self._logged: set[str] = set()
 
     @property
     def silent(self) -> int:
@@ -140,11 +242,11 @@ class UserDirectory:
         self.claimed_twice = len(claimed_twice)
         self.claimants = _claimants(hosted, claimed_twice, names) if claimed_twice else ""
         if claimed_twice:
-            self._say_once(
+            self._warn_once(
                 plural(len(claimed_twice), "user is", "users are")
                 + f" claimed by more than one node and not asked: a user belongs to one node. {self.claimants}"
             )
-        if not is_simulation(grid):
+        if not kind_of(grid).is_simulation:
             self._tell_of_crowds(hosted, names)
         return nodes
 
@@ -154,19 +256,18 @@ class UserDirectory:
         if len(counts) < 2 or names[counts[-1][1]]:
             return
         (second, _), (most, node_id) = counts[-2:]
-        if most > _CROWD * max(second, 1):
+        if most > _WAITS.crowd * max(second, 1):
             everybody = sum(count for count, _ in counts)
-            self._say_once(
+            self._warn_once(
                 f"node {node_id} (not registered) names {most} of {everybody} users: it has nearly every place in a cohort. If "
                 "you do not know these people to be there, it invents them: register the nodes, and say who is where (hosts=)"
             )
 
-    def allowed(self, nodes: Mapping[str, NodeIds], suspects: NodeSuspects | None) -> Iterator[Mapping[str, NodeIds]]:
-        """Whom to ask of `nodes`, as `refresh` gave them, without those held back: what tells most of suspects first."""
-        for held_back in [set[str]()] if suspects is None else suspects.to_hold_back():
-            ids = {node_id for node_id, name in self.names.items() if node_name(node_id, name) in held_back}
-            found = ((user, tuple(node_id for node_id in where if node_id not in ids)) for user, where in nodes.items())
-            yield {user: where for user, where in found if where} if ids else nodes
+    def without(self, nodes: Mapping[str, NodeIds], held_back: AbstractSet[str]) -> Mapping[str, NodeIds]:
+        """Whom to ask of `nodes`, as `refresh` gave them, where nodes of these names (`node_name`) are held back."""
+        ids = {node_id for node_id, name in self.names.items() if node_name(node_id, name) in held_back}
+        found = ((user, tuple(node_id for node_id in where if node_id not in ids)) for user, where in nodes.items())
+        return {user: where for user, where in found if where} if ids else nodes
 
     def _registered(self, names: Mapping[int, str]) -> dict[int, str]:
         """The nodes that have a name. Raises ValueError if there are nodes and none of them has."""
@@ -185,7 +286,7 @@ class UserDirectory:
                     "say trusted_nodes=True"
                 )
                 raise ValueError(words + why * declared)
-            self._say_once(f"{words}. They are left out")
+            self._warn_once(f"{words}. They are left out")
         return registered
 
     def _ask(self, grid: Grid, names: Mapping[int, str]) -> None:
@@ -199,17 +300,17 @@ class UserDirectory:
             push(grid, queries)
         for node_id, query in zip(due, queries, strict=True):
             question = self._questions.setdefault(node_id, _UsersQuery(now, self.timeout / 2))
-            question.asked, question.rest = now, min(2 * question.rest, _LONGEST_REST)
+            question.asked, question.rest = now, min(2 * question.rest, _WAITS.longest_rest)
             question.message_ids.append(query.metadata.message_id)
         wait = 0.02
         while self._read_answers(grid, names) and not self._waited and time.monotonic() < now + self.timeout:
             time.sleep(wait)
             wait = min(1.5 * wait, 1.0)
         self._waited = self._waited or bool(names)
-        waiting = [node_id for node_id, asked in self._questions.items() if asked.message_ids and not asked.told]
+        waiting = [node_id for node_id, asked in self._questions.items() if asked.message_ids and not asked.logged]
         late = [node_id for node_id in waiting if time.monotonic() >= self._questions[node_id].asked + self.timeout]
         for node_id in late:
-            self._questions[node_id].told = True
+            self._questions[node_id].logged = True
         if late:
             others = f" and {plural(len(late) - 1, 'other', 'others')}" if late[1:] else ""
             within = f"{self.timeout:.0f} s"
@@ -235,25 +336,17 @@ class UserDirectory:
                     self._record_hosted_users(node_id, names, answer)
                     break
                 question.message_ids.remove(message_id)
-                if is_simulation(grid):  # the machine that lacks something has it no sooner for being asked again
-                    question.rest = _LONGEST_REST
+                if kind_of(
+                    grid
+                ).is_simulation:  # the machine that lacks something has it no sooner for being asked again
+                    question.rest = _WAITS.longest_rest
                 elif not question.trouble:
-                    question.rest = min(question.rest, _AGAIN)
-                question.trouble = PROBLEMS[answer] if answer else self._trouble(reply)
-                if question.trouble and not question.told:
-                    question.told = True
+                    question.rest = min(question.rest, _WAITS.again)
+                question.trouble = PROBLEMS[answer] if answer else silent_problem(_rejected(reply), self.message_type)
+                if question.trouble and not question.logged:
+                    question.logged = True
                     log_warning(f"node {node_id} cannot take part: {question.trouble}")
         return any(question.message_ids for question in self._questions.values())
-
-    def _trouble(self, reply: Message | None) -> str:
-        cause = rejection_reason(reply.error) if reply is not None and reply.has_error() else None
-        return _TROUBLE.get(
-            cause,
-            "it was asked which users it hosts, and answered without fedcgd's code. Its ClientApp needs clipped_update_mod "
-            "as the first of its mods: from fedcgd_flower import clipped_update_mod; app = ClientApp(mods=[clipped_update_mod]). "
-            f"For many users on a node: host_users(app, …). It also needs a function for {self.message_type!r} messages. If it "
-            "has all that, its own log says what failed",
-        )
 
     def _record_hosted_users(self, node_id: int, names: Mapping[int, str], claimed: HostedUsers) -> None:
         name = names[node_id]
@@ -265,7 +358,7 @@ class UserDirectory:
             self.refused[node_id] = len(claimed.users) - len(granted.users)
             second = claimed.single and name and self.hosts is None
             users = plural(self.refused[node_id], "user", "users")
-            which = f"{users} {_SECOND_USER if second else 'of another node'}"
+            which = f"{users} {SECOND_USER if second else 'of another node'}"
             log_warning(f"node {node_id} ({name or 'not registered'}) claims {which}, and they are not asked there")
 
     def _grant(self, claimed: HostedUsers, name: str) -> HostedUsers:
@@ -286,10 +379,14 @@ class UserDirectory:
             self._declared = {other: kept.get(id(theirs), theirs) for other, theirs in self._declared.items()}
         return granted
 
-    def _say_once(self, words: str) -> None:
-        if words not in self._said:
-            self._said.add(words)
+    def _warn_once(self, words: str) -> None:
+        if words not in self._logged:
+            self._logged.add(words)
             log_warning(words)
+
+
+def _rejected(reply: Message | None) -> RejectionReason | None:
+    return rejection_reason(reply.error) if reply is not None and reply.has_error() else None
 
 
 def _claimants(hosted: Mapping[int, HostedUsers], claimed_twice: AbstractSet[str], names: Mapping[int, str]) -> str:
@@ -305,8 +402,8 @@ def _claimants(hosted: Mapping[int, HostedUsers], claimed_twice: AbstractSet[str
         f"{plural(others[node_id], 'other node names', 'other nodes name')} too"
         for node_id in sorted(at, key=lambda node_id: (-others[node_id], -len(at[node_id]), node_id))
     ]
-    more = f"; and {plural(len(told) - _NAMED, 'node', 'nodes')} more" if len(told) > _NAMED else ""
-    return "; ".join(told[:_NAMED]) + more
+    more = f"; and {plural(len(told) - _WAITS.named, 'node', 'nodes')} more" if len(told) > _WAITS.named else ""
+    return "; ".join(told[: _WAITS.named]) + more
 
 
 def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...]:

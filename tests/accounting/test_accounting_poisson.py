@@ -237,3 +237,13 @@ def test_a_plan_for_a_budget_says_that_budget(rate: float, rounds: int, epsilon:
     sigma = run.noise_multiplier(epsilon=epsilon, delta=1e-5).noise_multiplier
     assert run.epsilon(noise_multiplier=sigma, delta=1e-5).epsilon == epsilon
     assert run.epsilon(noise_multiplier=sigma * (1 - 1e-4), delta=1e-5).epsilon > epsilon
+
+
+def test_a_delta_that_publishing_would_keep_is_refused_and_costs_nothing() -> None:
+    """A user takes part at all with probability 1 − (1 − q)^n: no ε is needed for a δ that large, and no σ is the least."""
+    rare = Participation(rounds=100, sampling="poisson", sampling_rate=1e-9)
+    with pytest.raises(ValueError, match="delta"):
+        calibrate(DPSGD(), rare, epsilon=1, delta=1.01e-7)
+    assert compute_epsilon(DPSGD(), rare, noise_multiplier=0.5, delta=1.01e-7).epsilon == 0
+    assert compute_epsilon(DPSGD(), rare, noise_multiplier=0.5, delta=0.9e-7).epsilon > 0
+    assert compute_delta(DPSGD(), rare, noise_multiplier=0.01, epsilon=0.0).delta >= 0.99e-7

@@ -1,6 +1,7 @@
 """Random b-min-separation against enumeration, quadrature, an independent Monte Carlo, and the exact Poisson accountant."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_likelihood_ratio_by_enumeration(mechanism, n: int, b: int, warm: bool) 
     np.testing.assert_allclose(columns.adjoint(y), c.T @ y)
     np.testing.assert_allclose(columns.forward(y), c @ y)
     truth = ratio(c, patterns(n, b, 0.4, warm=warm), y, 1.3)
-    likelihood = BMinSepLikelihood.of(columns, law, 1.3)
+    likelihood = BMinSepLikelihood.from_columns(columns, law, 1.3)
     lower, upper = likelihood.bounds(likelihood.weights(columns.adjoint(y) / 1.3**2))
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
@@ -123,7 +124,7 @@ def test_bounds_hold_where_numbers_overflow(lam: float, sigma: float) -> None:
     columns, law = columns_of(LambdaCGD(lam), n, b, n), BMinSepLaw(n, b, 0.02, True)
     y = sigma * np.random.default_rng(6).standard_normal((n, 40))
     truth = ratio(dense(columns), patterns(n, b, 0.02, warm=True), y, sigma)
-    likelihood = BMinSepLikelihood.of(columns, law, sigma)
+    likelihood = BMinSepLikelihood.from_columns(columns, law, sigma)
     lower, upper = likelihood.bounds(likelihood.weights(columns.adjoint(y) / sigma**2))
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
@@ -141,7 +142,7 @@ def test_pairs_by_enumeration(mechanism, n: int, b: int, warm: bool) -> None:
         for two, q in rounds.items()
     }
     total, count = sum(weights.values()), 100_000
-    chain = PairChain.of(columns, law, scale)
+    chain = PairChain.from_columns(columns, law, scale)
     if not columns.amplitude:
         assert chain.log_total == pytest.approx(math.log(total), abs=1e-9)
     assert chain.log_total >= math.log(total) - 1e-9
@@ -214,8 +215,8 @@ def test_small_cases_by_quadrature(mechanism, n: int, b: int, sigma: float, warm
     assert larger <= found.delta <= larger * 1.12
     assert found.failure_probability == 1e-12
     columns, law = columns_of(mechanism, n, b, n), BMinSepLaw(n, b, 0.3, warm)
-    likelihood = BMinSepLikelihood.of(columns, law, sigma)
-    sampler = RemoveSampler.of(columns, law, likelihood, sigma, 0.7)
+    likelihood = BMinSepLikelihood.from_columns(columns, law, sigma)
+    sampler = RemoveSampler.from_law(columns, law, likelihood, sigma, 0.7)
     assert sampler is not None
     values, shares = sampler.draw(40_000, (1, 2))
     estimate = math.exp(sampler.log_scale) * values.mean() * shares.mean()
@@ -284,11 +285,11 @@ def test_cutting_to_bands_would_be_too_little() -> None:
 def test_confidence_bounds_cover() -> None:
     """At a failure probability of 20 %, at most that many of 200 bounds on δ of adding are below the truth; all are near it."""
     columns, law = columns_of(BSR(2), 12, 3, 12), BMinSepLaw(12, 3, 0.3, True)
-    likelihood = BMinSepLikelihood.of(columns, law, 2.0)
+    likelihood = BMinSepLikelihood.from_columns(columns, law, 2.0)
     truth = -np.expm1(np.minimum(draw_log_ratios(columns, likelihood, 2.0, 2**19, (9, 9)).upper + 1.0, 0.0)).mean()
     pilot = draw_log_ratios(columns, likelihood, 2.0, 4096, (9, 0))
     for line in (True, False):
-        direction = AddDirection.of(pilot, 1.0, 4096, 0.2)
+        direction = AddDirection.from_pilot(pilot, 1.0, 4096, 0.2)
         if not line:
             direction = AddDirection(1.0, 0.2, None, direction.variance, direction.mean, direction.expected)
         bounds = [
@@ -318,7 +319,7 @@ def test_adding_is_extrapolated_from_confidence_bounds_on_both_counts() -> None:
 def test_the_largest_value_between_two_bounds_counts() -> None:
     """g(S/a) rises up to S/a = r/(r − 1) and falls after it: what is between may be larger than at both bounds."""
     columns, law = columns_of(BSR(2), 3, 2, 3), BMinSepLaw(3, 2, 0.3, True)
-    sampler = RemoveSampler.of(columns, law, BMinSepLikelihood.of(columns, law, 1.5), 1.5, 0.7)
+    sampler = RemoveSampler.from_law(columns, law, BMinSepLikelihood.from_columns(columns, law, 1.5), 1.5, 0.7)
     assert sampler is not None
     r = sampler.tuples.order
     top = r / (r - 1)
@@ -339,7 +340,7 @@ def test_confidence_bounds_on_removing_cover() -> None:
     """As above, beside δ by quadrature: the product of two confidence bounds, wrong with probability at most 20 %."""
     columns, law = columns_of(BSR(2), 3, 2, 3), BMinSepLaw(3, 2, 0.3, True)
     truth, _ = deltas(matrix(BSR(2), 3), patterns(3, 2, 0.3, warm=True), 1.5, 0.7, 101)
-    pilot = search.Question(columns, law).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
+    pilot = search.Problem(columns, law).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
     bounds = [pilot.confirm(0.0, 1, attempt) for attempt in range(200)]  # a goal that nothing meets: removing alone
     below = sum(bound < truth for bound in bounds)
@@ -363,8 +364,8 @@ def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypa
 
     monkeypatch.setattr(RemoveSampler, "draw_at", seen_removing)
     monkeypatch.setattr(search, "draw_log_ratios", seen_adding)
-    question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
-    pilot = question.at(2.0, 0.7).pilot(5, 1e-6)
+    problem = search.Problem(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
+    pilot = problem.at(2.0, 0.7).pilot(5, 1e-6)
     assert pilot is not None
     found = [pilot.confirm(math.inf, 5, attempt) for attempt in range(2)]
     assert len(seeds) == 6
@@ -378,11 +379,11 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
     """What is confirmed, and the failure probabilities of all confirmations of one answer, add up to δ at most."""
     tried: list[tuple[float, float]] = []
 
-    def refuse(pilot: search.Pilot, goal: float, seed: int, attempt: int) -> float:
+    def refuse(pilot: search.PilotEstimate, goal: float, seed: int, attempt: int) -> float:
         tried.append((goal, pilot.failure))
         return goal * 1.01
 
-    monkeypatch.setattr(search.Pilot, "confirm", refuse)
+    monkeypatch.setattr(search.PilotEstimate, "confirm", refuse)
     participation, delta = b_min_sep(12, 3, 0.3), 1e-3
     calibrate(BSR(2), participation, epsilon=2, delta=delta)
     assert len(tried) > 2  # every confirmation was refused, so that there were several
@@ -396,11 +397,11 @@ def test_all_ladders_together_take_no_more_of_delta_than_is_said(monkeypatch: py
     """The same for the confirmations of an ε."""
     tried: list[tuple[float, float]] = []
 
-    def refuse(ladder: search.Ladder, goal: float, seed: int, attempt: int) -> tuple[None, float]:
-        tried.append((goal, ladder.pilot.failure))
+    def refuse(sequence: search.SequentialTest, goal: float, seed: int, attempt: int) -> tuple[None, float]:
+        tried.append((goal, sequence.pilot.failure))
         return None, goal * 1.01
 
-    monkeypatch.setattr(search.Ladder, "confirm", refuse)
+    monkeypatch.setattr(search.SequentialTest, "confirm", refuse)
     participation, delta = b_min_sep(12, 3, 0.3), 1e-3
     compute_epsilon(BSR(2), participation, noise_multiplier=1.6, delta=delta)
     assert len(tried) > 1
@@ -421,7 +422,7 @@ def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: 
     x = columns.adjoint(columns.forward(taken.astype(float)) / sigma + noise) / sigma
     c = np.tril(lam ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)), dtype=np.longdouble))
     exact = c.T @ (c @ taken.astype(np.longdouble) / np.longdouble(sigma) + noise) / np.longdouble(sigma)
-    likelihood = BMinSepLikelihood.of(columns, law, sigma)
+    likelihood = BMinSepLikelihood.from_columns(columns, law, sigma)
     found, expected = (
         np.log(likelihood.bounds(likelihood.weights(np.array(each, dtype=float)))[1]) for each in (x, exact)
     )
@@ -439,7 +440,9 @@ def test_the_noise_found_is_at_most_a_percent_above_what_plain_means_ask_for(eps
     columns, law = columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True)
     for part, too_little in ((1.0, False), (0.99, True)):
         sigma = part * found
-        sampler = RemoveSampler.of(columns, law, BMinSepLikelihood.of(columns, law, sigma), sigma, epsilon)
+        sampler = RemoveSampler.from_law(
+            columns, law, BMinSepLikelihood.from_columns(columns, law, sigma), sigma, epsilon
+        )
         assert sampler is not None
         values, shares = sampler.draw(16_000, (7, 0))
         assert (math.exp(sampler.log_scale) * values.mean() * shares.mean() > 1.03 * delta) == too_little
@@ -514,8 +517,10 @@ def test_what_rounding_leaves_below_zero_is_accounted_for_by_its_amount(banded: 
 def test_the_integral_steps_through_weights_as_if_each_were_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """From one point of it to the next all weights fall by a known factor; where exponents were capped they are found anew."""
     for mechanism in (BSR(3), LambdaCGD(0.6)):
-        point = search.Question(columns_of(mechanism, 12, 3, 12), BMinSepLaw(12, 3, 0.4, True)).at(1.0, 2.0)
-        sampler = RemoveSampler.of(point.question.columns, point.question.law, point.likelihood, 1.0, 2.0)
+        candidate = search.Problem(columns_of(mechanism, 12, 3, 12), BMinSepLaw(12, 3, 0.4, True)).at(1.0, 2.0)
+        sampler = RemoveSampler.from_law(
+            candidate.problem.columns, candidate.problem.law, candidate.likelihood, 1.0, 2.0
+        )
         found = sampler.draw(400, (1, 0))[0]
         with monkeypatch.context() as patched:
             patched.setattr(remove, "_NOT_CAPPED", 0.0)
@@ -525,7 +530,7 @@ def test_the_integral_steps_through_weights_as_if_each_were_new(monkeypatch: pyt
 def test_a_ratio_beyond_every_float_has_a_value_where_epsilon_is_beyond_it_too() -> None:
     """Two rounds of e^501 each, whose exponents are not capped: S is about e^1000, and only a lower bound on it is known."""
     columns, law = columns_of(DPSGD(), 2, 1, 2), BMinSepLaw(2, 1, 0.5, True)
-    likelihood = BMinSepLikelihood.of(columns, law, 1.5)
+    likelihood = BMinSepLikelihood.from_columns(columns, law, 1.5)
     sampler = RemoveSampler(columns, likelihood, law.tuples(columns, 1.5, 2), 1.5, 1.0, 1.0)
     ratio = math.exp(2 * 501 - 1 / 1.5**2 + 2 * math.log(0.5) - 999)  # S/e^ε, by the pattern in which both rounds are
     found = sampler._integrals(np.full((2, 1), 501.0), np.zeros((2, 1)), np.zeros(1), np.array([999.0]))
@@ -535,12 +540,12 @@ def test_a_ratio_beyond_every_float_has_a_value_where_epsilon_is_beyond_it_too()
 def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """δ is the product of two means, of what is accepted and of the probabilities of all: none is lost between two lots."""
     columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)
-    likelihood = BMinSepLikelihood.of(columns, law, 1.5)
+    likelihood = BMinSepLikelihood.from_columns(columns, law, 1.5)
     tuples = law.tuples(columns, 1.5, 4)
     accepted = float(tuples.draw(np.random.default_rng(0), 4000)[1].mean())
     sampler = RemoveSampler(columns, likelihood, tuples, 1.5, 1.0, accepted)
     at_once = sampler.draw(20_000, (1, 0))
-    monkeypatch.setattr(remove, "_TUPLES", 12 * 4 * 50)
+    monkeypatch.setattr(remove, "_MEMORY", replace(remove._MEMORY, tuples=12 * 4 * 50))
     some = sampler.draw(20_000, (1, 0))
     assert len(some[1]) == len(at_once[1])
     assert len(some[0]) == pytest.approx(len(at_once[0]), rel=0.05)
@@ -555,7 +560,7 @@ def test_without_machine_code_the_ratio_is_the_same(monkeypatch: pytest.MonkeyPa
     assert recursion.compiled() is not None, "these tests need the C files built"
     for mechanism in (BSR(3), LambdaCGD(0.9), Normalized(LambdaCGD(0.9))):
         columns = columns_of(mechanism, 40, 5, 40)
-        likelihood = BMinSepLikelihood.of(columns, BMinSepLaw(40, 5, 0.3, True), 1.5)
+        likelihood = BMinSepLikelihood.from_columns(columns, BMinSepLaw(40, 5, 0.3, True), 1.5)
         weights = likelihood.weights(columns.adjoint(np.random.default_rng(3).standard_normal((40, 37))))
         found = likelihood.bounds(weights)
         with monkeypatch.context() as patched:
@@ -581,7 +586,7 @@ def test_without_machine_code_the_pairs_are_the_same(
     assert drawing.compiled() is not None, "these tests need the C files built"
     columns = columns_of(mechanism, n, b, n)
     for warm in (True, False):
-        chain = PairChain.of(columns, BMinSepLaw(n, b, 0.3, warm), 0.4)
+        chain = PairChain.from_columns(columns, BMinSepLaw(n, b, 0.3, warm), 0.4)
         found, states = [], []
         for form in (drawing.compiled(), drawing.in_numpy):
             with monkeypatch.context() as patched:
@@ -601,7 +606,7 @@ def test_overlaps_of_tuples_are_those_of_their_columns(
     """By products of C1_P as they stand; with machine code and without it to the last bit."""
     assert overlaps.compiled() is not None, "these tests need the C files built"
     columns, users, count = columns_of(mechanism, n, b, n), 4, 60
-    one, two, _ = PairChain.of(columns, BMinSepLaw(n, b, 0.3, True), 0.4).draw(
+    one, two, _ = PairChain.from_columns(columns, BMinSepLaw(n, b, 0.3, True), 0.4).draw(
         np.random.default_rng(4), users * count // 2
     )
     turns = np.concatenate([one, two], axis=1).reshape(-1, users, count)
@@ -620,39 +625,39 @@ def test_tables_that_no_memory_holds_are_refused() -> None:
 
 
 def test_seed_depends_on_the_question() -> None:
-    question = search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True))
+    problem = search.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True))
     others = [
-        search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, False)),
-        search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.31, True)),
-        search.Question(columns_of(Normalized(BSR(2)), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True)),
+        search.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, False)),
+        search.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.31, True)),
+        search.Problem(columns_of(Normalized(BSR(2)), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True)),
     ]
-    seeds = {question.seed("delta", 1.0, 2.0), question.seed("delta", 1.0, 2.1), question.seed("sigma", 1.0, 2.0)}
+    seeds = {problem.seed("delta", 1.0, 2.0), problem.seed("delta", 1.0, 2.1), problem.seed("sigma", 1.0, 2.0)}
     assert len(seeds | {other.seed("delta", 1.0, 2.0) for other in others}) == 6
 
 
 def test_a_ladder_ends_at_the_first_rung_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a lower one says: only then the draws of one failure probability are enough for all rungs."""
-    question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
-    pilot = question.at(2.0, 0.7).pilot(5, 1e-6)
+    problem = search.Problem(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
+    pilot = problem.at(2.0, 0.7).pilot(5, 1e-6)
     assert pilot is not None
-    ladder = search.Ladder.of(pilot, 5)
-    assert np.all(np.diff(ladder.rungs) < 0)
+    sequence = search.SequentialTest.from_pilot(pilot, 5)
+    assert np.all(np.diff(sequence.rungs) < 0)
     asked: list[int] = []
 
     def bound(_draws: np.ndarray, pilot: np.ndarray, failure: float) -> float:
         assert failure == 1e-6 / 4
-        if pilot is ladder.shares:
+        if pilot is sequence.shares:
             return 1.0
         asked.append(len(asked))
         return 1.0 if len(asked) == 4 else 0.0
 
     monkeypatch.setattr(search, "_bound", bound)
     monkeypatch.setattr(AddDirection, "confirm", lambda *_: 0.0)
-    assert ladder.confirm(1e-9, 5, 0)[0] == ladder.rungs[2]
+    assert sequence.confirm(1e-9, 5, 0)[0] == sequence.rungs[2]
     assert len(asked) == 4
     asked.clear()
-    monkeypatch.setattr(AddDirection, "confirm", lambda direction, _: float(direction.epsilon < ladder.rungs[1]))
-    assert ladder.confirm(1e-9, 5, 0)[0] == ladder.rungs[1]
+    monkeypatch.setattr(AddDirection, "confirm", lambda direction, _: float(direction.epsilon < sequence.rungs[1]))
+    assert sequence.confirm(1e-9, 5, 0)[0] == sequence.rungs[1]
 
 
 @pytest.mark.parametrize("epsilon", [0.0123, 1.2476, 4.713])
@@ -668,14 +673,14 @@ def test_budgets_of_three_digits_are_rungs(epsilon: float) -> None:
 
 def test_more_draws_choose_the_line_of_adding_where_it_may_rule() -> None:
     """Those that confirm are others, and a pilot that adding has no say in stays as it is."""
-    question = search.Question(columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.5, True))
-    pilot = question.at(6.5, 1.0, 2.5).pilot(5, 1e-12)
+    problem = search.Problem(columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.5, True))
+    pilot = problem.at(6.5, 1.0, 2.5).pilot(5, 1e-12)
     assert pilot is not None
     surer = pilot.with_a_surer_line(5)
     assert len(surer.ratios.lower) == 2**17
     assert surer.adding[0].expected > 0.8 * surer.mean
     np.testing.assert_array_equal(surer.values, pilot.values)
-    rarely = search.Question(columns_of(BSR(2), 40, 10, 40), BMinSepLaw(40, 10, 0.05, True))
+    rarely = search.Problem(columns_of(BSR(2), 40, 10, 40), BMinSepLaw(40, 10, 0.05, True))
     pilot = rarely.at(1.0, 2.0, 2.5).pilot(5, 1e-12)
     assert pilot is not None
     assert pilot.with_a_surer_line(5) is pilot
@@ -684,7 +689,7 @@ def test_more_draws_choose_the_line_of_adding_where_it_may_rule() -> None:
 def test_what_a_draw_says_of_one_epsilon_does_not_depend_on_the_others() -> None:
     """A draw is left out where it says nothing of any of them, and not of one."""
     columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)
-    sampler = RemoveSampler.of(columns, law, BMinSepLikelihood.of(columns, law, 1.0), 1.0, 1.0)
+    sampler = RemoveSampler.from_law(columns, law, BMinSepLikelihood.from_columns(columns, law, 1.0), 1.0, 1.0)
     assert sampler is not None
     epsilons = np.array([2.0, 1.0, 0.5])
     together, shares = sampler.draw_at(epsilons, 2000, (3, 0))
@@ -698,9 +703,9 @@ def test_an_epsilon_is_near_what_plain_means_say() -> None:
     """δ at a percent and a half less ε is above what was asked for, by means of draws that the search did not see."""
     found = compute_epsilon(BSR(4), b_min_sep(60, 6, 0.1), noise_multiplier=2.5, delta=1e-3).epsilon
     columns, law = columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True)
-    likelihood = BMinSepLikelihood.of(columns, law, 2.5)
+    likelihood = BMinSepLikelihood.from_columns(columns, law, 2.5)
     for part, too_little in ((1.0, False), (0.985, True)):
-        sampler = RemoveSampler.of(columns, law, likelihood, 2.5, part * found)
+        sampler = RemoveSampler.from_law(columns, law, likelihood, 2.5, part * found)
         assert sampler is not None
         values, shares = sampler.draw(16_000, (7, 0))
         assert (math.exp(sampler.log_scale) * values.mean() * shares.mean() > 1e-3) == too_little

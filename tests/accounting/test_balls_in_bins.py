@@ -98,7 +98,7 @@ def test_adding_a_user_alone(overlap: float, sigma: float, target: float) -> Non
         values = np.maximum(1 - np.exp(target + drawn.lower), 0)
         error = values.std() / 2**8
         assert truth - 4 * error <= values.mean() <= truth * 1.003 + 4 * error
-    assert truth <= AddDirection.of(drawn, target, 2**16, 1e-3).confirm(drawn) <= 2 * truth
+    assert truth <= AddDirection.from_pilot(drawn, target, 2**16, 1e-3).confirm(drawn) <= 2 * truth
     assert add_bound(gram / sigma**2, target) >= truth
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.random_participation import search
 from fedcgd.accounting.random_participation.add import AddDirection, draw_log_ratios
 from fedcgd.accounting.random_participation.remove import RemoveSampler
-from fedcgd.accounting.random_participation.search import Question
+from fedcgd.accounting.random_participation.search import Problem
 
 GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
 
@@ -35,7 +36,7 @@ def weights_by_enumeration(gram: np.ndarray, order: int) -> dict[tuple[int, ...]
 @pytest.mark.parametrize("order", [2, 3, 4])
 def test_accepted_stars_have_the_weights_by_enumeration(order: int) -> None:
     weights = weights_by_enumeration(GRAM, order)
-    stars, generator = StarProposal.of(GRAM, order), np.random.default_rng(1)
+    stars, generator = StarProposal.from_gram(GRAM, order), np.random.default_rng(1)
     points, shares = stars.draw(generator, 200_000)
     accepted = points[0][:, generator.random(len(shares)) < shares]
     total, count = sum(weights.values()), accepted.shape[1]
@@ -108,8 +109,8 @@ def test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say() -> None:
     """At failure 0.1, of 150 bounds on δ 15 or so may be too small; without a margin half of them are."""
     sigma, epsilon = 0.8, 1.0
     truth = delta_of_two_bins(0.6, sigma, epsilon)
-    question = Question(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
-    pilot = question.at(sigma, epsilon).pilot(1, 0.2)  # half of it is for adding, whose δ is less
+    problem = Problem(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
+    pilot = problem.at(sigma, epsilon).pilot(1, 0.2)  # half of it is for adding, whose δ is less
     assert pilot is not None
     pilot.__dict__["count"] = 500
     found = [pilot.confirm(math.inf, seed, 7) for seed in range(150)]
@@ -165,7 +166,7 @@ def test_moments_of_order_two_and_three_are_found_and_higher_ones_bounded(monkey
         if orders[best] <= 3:
             assert found == pytest.approx(min(values), abs=1e-12)
             with monkeypatch.context() as few:
-                few.setattr(remove, "_MOST_TRIPLES", 4)
+                few.setattr(remove, "BINS", replace(remove.BINS, triples=4))
                 assert remove_bound(gram, epsilon) >= found
                 if orders[best] == 3:
                     assert remove_bound(gram, epsilon) > found + 0.01
@@ -175,20 +176,20 @@ def test_moments_of_order_two_and_three_are_found_and_higher_ones_bounded(monkey
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (2.0, 2.0), (2.0, 5.0)])
 def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float) -> None:
     """Two bins of overlap 0.6, by quadrature; the last is below 10⁻²⁰."""
-    question = Question(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
+    problem = Problem(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
     known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), "known rounds")
-    found = search.delta(question, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
+    found = search.delta(problem, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
     assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= known.value
 
 
 def test_adding_needs_no_draws_where_a_bound_without_is_enough() -> None:
     bins, law = Bins(GRAM), BinLaw(3)
     ratios = draw_log_ratios(bins, law.likelihood(bins, 0.5), 0.5, 1000, (1, 0))
-    drawn = AddDirection.of(ratios, 1.0, 1000, 1e-9)
+    drawn = AddDirection.from_pilot(ratios, 1.0, 1000, 1e-9)
     assert not drawn.proven
     less, more = drawn.expected / 2, drawn.expected * 2
-    assert AddDirection.of(ratios, 1.0, 1000, 1e-9, less).confirm(ratios) == less
-    assert AddDirection.of(ratios, 1.0, 1000, 1e-9, more) == drawn
+    assert AddDirection.from_pilot(ratios, 1.0, 1000, 1e-9, less).confirm(ratios) == less
+    assert AddDirection.from_pilot(ratios, 1.0, 1000, 1e-9, more) == drawn
     assert law.adding(bins, 0.5, 1.0) == add_bound(GRAM / 0.25, 1.0)
 
 

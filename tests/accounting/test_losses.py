@@ -76,7 +76,7 @@ def test_rounds_without_sampling_are_one_gaussian(rounds, sigma, delta) -> None:
     """q = 1: the exact ε is that of one Gaussian of σ/√n."""
     step = 1e-4
     multiples = np.arange(-math.ceil(16 / sigma / step), math.ceil((16 / sigma + 1) / step) + 1)
-    loss = GridLoss.of_deltas(multiples, coin_delta(multiples * step, 1 / sigma, 1.0, False), step)
+    loss = GridLoss.from_deltas(multiples, coin_delta(multiples * step, 1 / sigma, 1.0, False), step)
     exact = gaussian.epsilon(sigma=sigma / math.sqrt(rounds), delta=delta)
     found = Composition([(loss, rounds)]).epsilon(delta)
     assert exact <= found <= exact * 1.002
@@ -162,7 +162,7 @@ def test_a_transform_rounds_by_less_than_what_is_allowed_for(size) -> None:
 def test_what_rounding_may_take_is_added_at_its_full_weight() -> None:
     """Masses that are `lost` may all be where (1 − e^(ε−l))·e^(−θ(l−ε)) is largest."""
     loss, tilt, epsilon, lost = GridLoss(np.array(SMALL) / 64, -4, 0.25, 0.0), 0.8, 3.0, 1e-3
-    tail = _Tail.of(Composition([(loss, 24)]), tilt, epsilon)
+    tail = _Tail.from_composition(Composition([(loss, 24)]), tilt, epsilon)
     more = replace(tail, lost=tail.lost + lost).delta(epsilon) - tail.delta(epsilon)
     x = np.linspace(0, 10, 100_001)
     largest = float((-np.expm1(-x) * np.exp(-tilt * x)).max())

@@ -71,7 +71,7 @@ def test_likelihood_ratio_and_reach_by_enumeration(mechanism: Mechanism, n: int,
     np.testing.assert_allclose(lower, truth, rtol=1e-12)
     np.testing.assert_allclose(upper, truth, rtol=1e-12)
     most = max(np.square(c[:, list(taken)].sum(axis=1)).sum() for taken in rounds)
-    assert Overlaps.of(columns, law).most() == pytest.approx(most, rel=1e-12)
+    assert Overlaps.from_columns(columns, law).most() == pytest.approx(most, rel=1e-12)
 
 
 def test_numbers_are_right_wherever_pairs_do_not_overflow_and_else_rounds_count_as_known() -> None:
@@ -90,7 +90,9 @@ def test_numbers_are_right_wherever_pairs_do_not_overflow_and_else_rounds_count_
             np.testing.assert_allclose(np.log(bound), np.maximum(truth, -math.log(LARGEST)), rtol=1e-9)
     assert math.isinf(law.pairs(columns, 1 / 0.1**2).log_total)
     found = compute_delta(mechanism, participation, noise_multiplier=0.1, epsilon=600.0)
-    assert found.delta == gaussian.delta(epsilon=600.0, sigma=0.1 / math.sqrt(Overlaps.of(columns, law).most()))
+    assert found.delta == gaussian.delta(
+        epsilon=600.0, sigma=0.1 / math.sqrt(Overlaps.from_columns(columns, law).most())
+    )
     assert found.failure_probability == 0
 
 
@@ -149,7 +151,7 @@ def test_overlaps_of_neighbouring_epochs_count(monkeypatch: pytest.MonkeyPatch) 
     """As if rounds of two epochs never met, δ would be below the truth: what the tests above would see."""
     mechanism, n, length, sigma = BandedToeplitz((1.0, 1.0)), 4, 2, 1.5
     truth = max(deltas(matrix(mechanism, n), patterns(n, length, n), sigma, 0.7, 61))
-    of = Overlaps.of
+    of = Overlaps.from_columns
 
     def apart(columns: Columns, law: epochs.Epochs) -> Overlaps:
         found = of(columns, law)
@@ -157,10 +159,8 @@ def test_overlaps_of_neighbouring_epochs_count(monkeypatch: pytest.MonkeyPatch) 
         return found
 
     monkeypatch.setattr(epochs.Overlaps, "of", apart)
-    question = search.Question(columns_of(mechanism, n, length, n), RandomAllocationLaw(n, length))
-    assert (
-        search.delta(question, Bound(1.0, ""), sigma=sigma, epsilon=0.7, progress=lambda _: None).value < 0.95 * truth
-    )
+    problem = search.Problem(columns_of(mechanism, n, length, n), RandomAllocationLaw(n, length))
+    assert search.delta(problem, Bound(1.0, ""), sigma=sigma, epsilon=0.7, progress=lambda _: None).value < 0.95 * truth
 
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.8, 2.0), (1.5, 0.7)])
@@ -188,8 +188,8 @@ def test_rounds_that_everybody_knows_are_the_gaussian_mechanism() -> None:
 def test_confidence_bounds_on_removing_cover() -> None:
     """At a failure probability of 20 %, at most that many of 200 bounds are below δ by quadrature; and they bind."""
     truth, _ = deltas(matrix(BSR(2), 4), patterns(4, 2, 4), 1.5, 0.7, 61)
-    question = search.Question(columns_of(BSR(2), 4, 2, 4), RandomAllocationLaw(4, 2))
-    pilot = question.at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
+    problem = search.Problem(columns_of(BSR(2), 4, 2, 4), RandomAllocationLaw(4, 2))
+    pilot = problem.at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
     bounds = [pilot.confirm(0.0, 1, attempt) for attempt in range(200)]  # a goal that nothing meets: removing alone
     below = sum(bound < truth for bound in bounds)
@@ -203,7 +203,7 @@ def test_an_order_of_moments_is_found_from_wherever_the_search_for_it_begins() -
     columns, law = columns_of(BSR(4), 600, 50, 600), RandomAllocationLaw(600, 50)
     sigma = 0.98 * float(np.linalg.norm(columns.column))
     for near in (2, 10, 16):
-        sampler = RemoveSampler.of(columns, law, law.likelihood(columns, sigma), sigma, 4.0, near)
+        sampler = RemoveSampler.from_law(columns, law, law.likelihood(columns, sigma), sigma, 4.0, near)
         assert sampler is not None
         assert sampler.log_scale + math.log(sampler.accepted) < -2.0
 

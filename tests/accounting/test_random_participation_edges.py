@@ -9,7 +9,7 @@ from oracles_random_allocation import Law, by_draws
 from oracles_random_allocation import patterns as by_epochs
 from scipy.special import log_ndtr
 
-from fedcgd.accounting import compute_delta
+from fedcgd.accounting import calibrate, compute_delta
 from fedcgd.mechanisms import BSR, DPSGD, BandedToeplitz, Dense, LambdaCGD, Mechanism, matrix
 from fedcgd.participation import Participation
 
@@ -94,3 +94,12 @@ def test_a_tail_of_numbers_that_count_for_nothing_is_none() -> None:
         for values in ((1.0, 0.5, 1e-310), (1.0, 0.5))
     )
     assert with_tail == without
+
+
+def test_what_draws_would_take_minutes_for_has_a_bound_without_them() -> None:
+    """200,000 rounds: Poisson sampling by the same coins, whose σ is far below that of known rounds."""
+    run = Participation(rounds=200_000, min_separation=10, sampling="b-min-sep", sampling_rate=0.01)
+    found = calibrate(LambdaCGD(0.9), run, epsilon=8, delta=1e-5)
+    known = calibrate(LambdaCGD(0.9), Participation(rounds=200_000, min_separation=10), epsilon=8, delta=1e-5)
+    assert found.failure_probability == 0
+    assert found.noise_multiplier < 0.7 * known.noise_multiplier

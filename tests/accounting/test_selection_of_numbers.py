@@ -83,7 +83,7 @@ def test_full_batches_need_next_to_no_correlation() -> None:
 
 
 def test_numbers_for_a_curvature_are_those_of_least_loss() -> None:
-    quadratic = Quadratic(Spectrum.of([1.0, 0.1, 0.01]), 0.5)
+    quadratic = Quadratic(Spectrum.from_eigenvalues([1.0, 0.1, 0.01]), 0.5)
     found = select_mechanism("bifr:3", KNOWN, curvature=quadratic, **BUDGET)
 
     def loss(mechanism: Mechanism) -> float:
@@ -248,28 +248,25 @@ def test_the_command_line_says_what_was_damped(made_up) -> None:
     assert isinstance(plain, BandInvMF)
     rho = found.values[1] / plain.values[1]
     assert 0.3 < rho < 0.99
-    words = run("explain", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "2").output
+    words = run("account", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "2", "--explain").output
     assert f"multiplied by ρ^t, ρ = {rho:.4g}: under this sampling" in " ".join(words.split())
     for options in (
         ["--mechanism", "band-inv-mf:2", "--noise-multiplier", "5"],
         ["--mechanism", "bisr:2", "--epsilon", "2"],
     ):
-        assert "ρ" not in run("explain", *options, *WHEN).output
-    assert figures("calibrate", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "2")["parameters"] == {
+        assert "ρ" not in run("account", *options, *WHEN, "--explain").output
+    assert figures("account", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "2")["parameters"] == {
         "values": list(found.values)
     }
 
 
 def test_the_command_line_chooses_what_is_left_open() -> None:
     known = ["--rounds", "60", "--separation", "12", "--epsilon", "2", "--delta", "1e-5"]
-    row = figures("compare", "--mechanism", "bifr:3", *known)[0]
+    row = figures("compare", "--mechanism", "bifr:3", *known)["mechanisms"][0]
     assert row["label"] == f"bifr:3 → {spelling_of(select_mechanism('bifr:3', KNOWN, **BUDGET))}"
-    chosen = figures("select-bands", "--mechanism", "bifr", *known)
-    assert chosen["mechanism"] == spelling_of(select_mechanism("bifr", KNOWN, **BUDGET))
-    refused = run("select-bands", "--mechanism", "bifr:3", *known)
-    assert refused.exit_code == 2
-    assert "give a mechanism with bands, without" in " ".join(refused.output.split())
-    needs = run("epsilon", "--mechanism", "bifr:3", *known[:4], "--delta", "1e-5", "--noise-multiplier", "2")
+    best = figures("compare", "--mechanism", "bifr", *known)["mechanisms"][0]
+    assert best["label"].partition(" → ")[2] == spelling_of(select_mechanism("bifr", KNOWN, **BUDGET))
+    needs = run("account", "--mechanism", "bifr:3", *known[:4], "--delta", "1e-5", "--noise-multiplier", "2")
     assert needs.exit_code == 2
     assert "bifr needs γ" in " ".join(needs.output.split())
 

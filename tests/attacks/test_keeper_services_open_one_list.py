@@ -72,7 +72,7 @@ def test_a_server_asks_nobody_but_the_keeper(services: Services, tmp_path: Path)
     own, _ = certificate(tmp_path, "stranger")
     server = replace(services.tls("server"), trusted=own)
     agreement = agreement_of(services.keepers)
-    with pytest.raises(OSError, match="certificate verify failed"):
+    with pytest.raises(OSError, match="certificate verify"):
         asked(services, agreement, opening(masked(agreement)), server)
 
 
@@ -81,11 +81,11 @@ def test_a_second_list_and_a_replay_open_nothing_new(services: Services) -> None
     sent = masked(agreement)
     first = asked(services, agreement, opening(sent))
     assert asked(services, agreement, opening(sent)) == first  # the same request, the same answer
-    assert "round 0 is opened already" in refusal(services, agreement, opening(sent[1:])).reason
+    assert "opened already" in refusal(services, agreement, opening(sent[1:])).reason
     for replayed in (opening(sent, round=1), opening(sent, attempt=1)):
         assert refusal(services, agreement, replayed).unreadable == (0, 1, 2)
     twice = refusal(services, agreement, opening([*sent, sent[0]]))
-    assert "twice on the list" in twice.reason
+    assert "twice on" in twice.reason
     assert len(read(record_file(services.key("k0"))).openings) == 1
 
 
@@ -110,7 +110,7 @@ def test_other_terms_open_nothing(services: Services) -> None:
 @pytest.mark.parametrize("question", ["/", "/who?", "/../open", "/opens"])
 def test_there_are_three_questions(services: Services, question: str) -> None:
     tls = services.tls("server")
-    with pytest.raises(OSError, match="HTTP status 400"):
+    with pytest.raises(OSError, match="status 400"):
         ask(services.keepers.cards[0].address, question, b"", tls, most=100, timeout=30.0)
 
 

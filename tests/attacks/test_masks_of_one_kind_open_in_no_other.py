@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from keeper_openings import PLAN, SIZE, agreement_of, opening_for, updates
 
-from fedcgd.keepers import EVALUATION, TRAINING, Agreement, Keeper, Keepers, NodeTurns, RefusedError, lifted, mask
+from fedcgd.keepers import (
+    EVALUATION,
+    TRAINING,
+    Agreement,
+    Keeper,
+    Keepers,
+    NodeParticipations,
+    RefusedError,
+    lifted,
+    mask,
+)
 from fedcgd.keepers.agreement import Sums
 from fedcgd.keepers.keeper import UnreadableError, list_hash
 from fedcgd.keepers.masks import residues_of, subtract_masks
@@ -48,7 +58,7 @@ def test_an_opening_is_replayed_as_no_other_kind_and_a_second_list_of_neither_op
         keeper.answer(agreements[second], opening_for(keeper, sent[first]))
     keeper.answer(agreements[second], opening_for(keeper, sent[second]))  # a round of its own
     for kind in agreements:
-        with pytest.raises(RefusedError, match="round 0 is opened already, for another request"):
+        with pytest.raises(RefusedError, match="another request"):
             keeper.answer(agreements[kind], opening_for(keeper, sent[kind][1:]))
     np.testing.assert_array_equal(keeper.answer(agreements[first], opening_for(keeper, sent[first])), done)
 
@@ -77,7 +87,7 @@ def test_the_two_kinds_share_no_noise_in_the_same_round_and_try() -> None:
 def test_a_share_cancels_only_what_was_shown_in_its_own_kind() -> None:
     agreements, keeper = both(size=20_000), Keeper.simulation(KEEPERS, 0)
     earlier = share(keeper, agreements[TRAINING])
-    with pytest.raises(RefusedError, match="no share of evaluation round 0"):
+    with pytest.raises(RefusedError, match="evaluation round"):
         share(keeper, agreements[EVALUATION], 1, after=0)
     own = share(keeper, agreements[EVALUATION])
     later = share(keeper, agreements[EVALUATION], 1, after=0)
@@ -91,13 +101,13 @@ def test_a_kind_is_bound_to_the_run_that_a_key_serves_with_the_plans_of_both() -
     share(keeper, agreements[TRAINING])
     for other in (both(plan=replace(PLAN, noise_multiplier=1.0)), both(bits=64)):
         assert other[EVALUATION].context == other[TRAINING].context
-        with pytest.raises(RefusedError, match="has served another run"):
+        with pytest.raises(RefusedError, match="served another"):
             share(keeper, other[EVALUATION])
     alone = Keeper.simulation(KEEPERS, 0)
     share(alone, agreement_of(KEEPERS))
-    with pytest.raises(RefusedError, match="has served another run"):
+    with pytest.raises(RefusedError, match="served another"):
         share(alone, agreements[EVALUATION])
-    with pytest.raises(ValueError, match="has no sums of kind 'evaluation'"):
+    with pytest.raises(ValueError, match="kind 'evaluation'"):
         agreement_of(KEEPERS).of(EVALUATION)
 
 
@@ -105,7 +115,7 @@ def test_the_keepers_limit_covers_both_kinds_together() -> None:
     epsilon = PLAN.guarantee().epsilon
     limited = replace(KEEPERS, epsilon=1.01 * epsilon, delta=PLAN.delta)
     assert agreement_of(limited)
-    with pytest.raises(ValueError, match=r"the plans of training and evaluations together have ε = .* allows"):
+    with pytest.raises(ValueError, match="evaluations together"):
         both(limited)
     cheap = both(limited, plan=replace(PLAN, noise_multiplier=100.0))
     described = cheap[EVALUATION].to_description()
@@ -117,21 +127,21 @@ def test_the_keepers_limit_covers_both_kinds_together() -> None:
 
 
 def test_shares_of_the_evaluations_noise_too_small_to_be_rounded_one_by_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="steps of the lattice"):
+    with pytest.raises(ValueError, match="the lattice"):
         both(plan=replace(PLAN, noise_multiplier=1e-4))
 
 
 def test_a_node_counts_the_turns_of_each_kind_by_its_own_plan() -> None:
     often = replace(PLAN, participation=replace(PLAN.participation, min_separation=2))
     agreements = both(plan=often)
-    with NodeTurns.open(":memory:") as turns:
+    with NodeParticipations.open(":memory:") as turns:
         turns.count(agreements[TRAINING], 4, 0, ["ada"])
         turns.count(agreements[EVALUATION], 0, 0, ["ada"])  # the fourth round of training was not one of evaluation
         turns.count(agreements[EVALUATION], 2, 0, ["ada"])
         for kind, round in ((TRAINING, 6), (EVALUATION, 3)):
             with pytest.raises(RefusedError, match="rounds apart"):
                 turns.count(agreements[kind], round, 0, ["ada"])
-        with pytest.raises(RefusedError, match="in try 0 of round 2 already"):
+        with pytest.raises(RefusedError, match="2 already"):
             turns.count(agreements[EVALUATION], 2, 0, ["ada"])
         with pytest.raises(RefusedError, match="another run"):
             turns.count(both(plan=PLAN)[EVALUATION], 6, 0, ["ben"])

@@ -26,7 +26,7 @@ from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.release import lattice_of
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise, sequential_training
 
 pytestmark = pytest.mark.filterwarnings(

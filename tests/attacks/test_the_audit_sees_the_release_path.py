@@ -7,8 +7,8 @@ from command_line import run
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import quantisation, tensors
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.release import noise_source
-from fedcgd.release.noise_source import NoiseSource
+from fedcgd.release import run_noise
+from fedcgd.release.run_noise import NoiseSource
 
 AUDIT = ["audit", "--rounds", "12", "--separation", "4", "--epsilon", "2", "--delta", "1e-5"]
 PATHS = ["server", "opacus"]
@@ -34,20 +34,18 @@ def broken(*_: object, **__: object) -> None:
     [
         ("server", "Lattice.to_steps"),  # the engine has tensors, and rounds them in place
         ("server", "Lattice.from_steps"),
-        *((path, name) for path in PATHS for name in ("add_noise", "keyed_noise", "add_rounded", "kernels", "_flat")),
+        *((path, name) for path in PATHS for name in ("add_noise", "keyed_noise", "kernels", "_flat")),
         *((path, name) for path in PATHS for name in ("dither_key", "dither_width")),
         *((path, name) for path in PATHS for name in ("add_values", "check_values", "words_of")),
     ],
 )
 def test_it_uses_every_function_of_the_grid(path: str, name: str, monkeypatch) -> None:
     mechanism = BUFFERED if name in ("add_values", "check_values", "words_of") else "lambda-cgd:0.8"
-    if name == "add_rounded":  # what adds where nothing is compiled
-        monkeypatch.setattr(quantisation, "kernels", lambda: None)
     if name.startswith("Lattice."):
         monkeypatch.setattr(Lattice, name.partition(".")[2], broken)
     else:
         monkeypatch.setattr(quantisation, name, broken)
-        for user in (noise_source, tensors):
+        for user in (run_noise, tensors):
             if hasattr(user, name):
                 monkeypatch.setattr(user, name, broken)
     assert audited(path, mechanism) not in (0, None)
@@ -68,23 +66,23 @@ def test_a_wrong_lambda_is_refuted(path: str, monkeypatch) -> None:
 
 
 def test_a_replay_that_takes_its_own_rounds_noise_for_the_last_ones_is_refuted(monkeypatch) -> None:
-    add = noise_source.add_noise
+    add = run_noise.add_noise
 
     def wrong(total, stream, terms, stddev, grid):
         (round, nonce, weight), *earlier = terms
         add(total, stream, [(round, nonce, weight + sum(w for _, _, w in earlier))], stddev, grid)
 
-    monkeypatch.setattr(noise_source, "add_noise", wrong)
+    monkeypatch.setattr(run_noise, "add_noise", wrong)
     assert audited("server") == 1
 
 
 def test_one_noise_for_all_rounds_is_refuted(monkeypatch) -> None:
-    add = noise_source.add_noise
+    add = run_noise.add_noise
 
     def wrong(total, stream, terms, stddev, grid):
         add(total, stream, [(0, 0, weight) for _, _, weight in terms], stddev, grid)
 
-    monkeypatch.setattr(noise_source, "add_noise", wrong)
+    monkeypatch.setattr(run_noise, "add_noise", wrong)
     assert audited("server") == 1
 
 
@@ -92,14 +90,14 @@ def test_one_noise_for_all_rounds_is_refuted(monkeypatch) -> None:
 def test_no_rounding_of_the_noise_is_noticed_by_the_grid(path: str, monkeypatch) -> None:
     """The control of the attacks above: they reach what runs, because the noise is whole steps there."""
     seen = []
-    add = noise_source.add_noise
+    add = run_noise.add_noise
 
     def watched(total, stream, terms, stddev, grid, *, start=0):
         before = total.copy()
         add(total, stream, terms, stddev, grid, start=start)
         seen.append(np.issubdtype(total.dtype, np.integer) and not np.array_equal(total, before))
 
-    for user in (noise_source, tensors):
+    for user in (run_noise, tensors):
         monkeypatch.setattr(user, "add_noise", watched)
     assert audited(path) == 0
     assert seen

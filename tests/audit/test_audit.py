@@ -13,7 +13,7 @@ from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inve
 from fedcgd.noise import NoiseStream
 from fedcgd.participation.cohorts import rounds_of
 from fedcgd.release import lattice_of
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 PARTICIPATION = Participation(rounds=12, min_separation=4)
 CLIP = 0.5

@@ -1,5 +1,7 @@
 """One federated run with canary users: the honest run passes, and broken runs are refuted by the canaries' scores."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
@@ -65,8 +67,8 @@ def test_the_honest_run_passes_and_says_something(mechanism: Mechanism) -> None:
 
 
 def test_clipping_left_out_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unclipped(trained, model, *, clip_norm, **others):
-        return clipped_update(trained, model, clip_norm=1e6, **others)
+    def unclipped(trained, model, clipping):
+        return clipped_update(trained, model, replace(clipping, clip_norm=1e6))
 
     monkeypatch.setattr("fedcgd_flower.pool.clipped_update", unclipped)
     assert not run(LambdaCGD(0.8), 8.0)[0].passed
@@ -86,7 +88,7 @@ def test_too_little_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_little(total, stream, terms, stddev, step):
         add_noise(total, stream, terms, stddev / 30, step)
 
-    monkeypatch.setattr("fedcgd.release.noise_source.add_noise", too_little)
+    monkeypatch.setattr("fedcgd.release.run_noise.add_noise", too_little)
     result, _ = run(LambdaCGD(0.8), 1.0)
     assert not result.passed
     assert result.bounds["one-run guesses"] > 1.0  # also without any assumption on the noise

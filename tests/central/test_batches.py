@@ -22,6 +22,8 @@ SAMPLINGS = {
     "cyclic-poisson": Participation(rounds=ROUNDS, min_separation=3, sampling="cyclic-poisson", sampling_rate=0.5),
     "b-min-sep": Participation.for_cohorts("b-min-sep", ROUNDS, users=EXAMPLES, cohort_size=100, min_separation=4),
     "random-allocation": Participation(rounds=ROUNDS, max_participations=4, sampling="random-allocation"),
+    "shuffle": Participation(rounds=ROUNDS, max_participations=4, sampling="shuffle"),
+    "shuffle in blocks": Participation(rounds=ROUNDS, min_separation=4, max_participations=4, sampling="shuffle"),
 }
 SIZES = {"none, fewer times": 75.0, "full batches": 600.0, "everybody by Poisson": 600.0}
 
@@ -65,7 +67,9 @@ def test_they_follow_from_the_key_alone(name):
         assert batches(name, key=2)[1] != batches(name)[1]
 
 
-@pytest.mark.parametrize("name", ["none", "balls-in-bins", "b-min-sep", "random-allocation"])
+@pytest.mark.parametrize(
+    "name", ["none", "balls-in-bins", "b-min-sep", "random-allocation", "shuffle", "shuffle in blocks"]
+)
 def test_a_server_draws_the_same(name):
     """A server's cohorts of users that are called "0", "1", …, all of whom are there."""
     participation, key, history = SAMPLINGS[name], NoiseKey.simulation(1).choices, History()

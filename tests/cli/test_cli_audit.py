@@ -55,7 +55,7 @@ def test_poisson_is_audited_for_who_knows_the_rounds() -> None:
 
 @pytest.mark.parametrize(("noise", "exit_code"), [("1.69", 0), ("1.4", 1)])
 def test_coins_are_audited_beside_the_noise(noise: str, exit_code: int) -> None:
-    """σ = 1.68431 has ε = 2 at δ = .1 with these coins, as `fedcgd calibrate` says. Of the noise σ itself is what is claimed."""
+    """σ = 1.68431 has ε = 2 at δ = .1 with these coins, as `fedcgd account` says. Of the noise σ itself is what is claimed."""
     words = ["--epsilon", "2", "--delta", ".1", "--mechanism", "lambda-cgd:0.8", "--rounds", "10", "--separation", "4"]
     words += ["--sampling", "b-min-sep", "--participations", "2", "--noise-multiplier", noise, "--trials", "100000"]
     result = invoke([*words, "--json"])

@@ -63,7 +63,7 @@ def test_from_a_users_model_to_noise_that_every_command_takes(module: str, tmp_p
     expected = catalogue.mechanism("noise-curve:4", who, curvature=Quadratic(spectrum, 0.5))
     assert read_mechanism("noise.json") == expected
     budget = ["--rounds", "24", "--separation", "8", "--epsilon", "2", "--delta", "1e-5", "--json"]
-    calibrated = command_line.run("calibrate", "--mechanism", "file:noise.json", *budget)
+    calibrated = command_line.run("account", "--mechanism", "file:noise.json", *budget)
     assert json.loads(calibrated.stdout)["mechanism"] == "noise-curve"
 
 

@@ -23,7 +23,7 @@ from fedcgd.quadratic.loss import final_loss
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-SOME = Quadratic(Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.01]), 0.8)
+SOME = Quadratic(Spectrum.from_eigenvalues([1.0, 0.5, 0.2, 0.2, 0.05, 0.01]), 0.8)
 MANY = Participation(rounds=60, min_separation=12)
 
 
@@ -40,7 +40,11 @@ def form(quadratic: Quadratic, n: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "quadratic",
-    [SOME, Quadratic(Spectrum.of([1.9, 1.0, 0.3]), 1.0), Quadratic(Spectrum.of(np.geomspace(1e-5, 1, 500)), 1.0)],
+    [
+        SOME,
+        Quadratic(Spectrum.from_eigenvalues([1.9, 1.0, 0.3]), 1.0),
+        Quadratic(Spectrum.from_eigenvalues(np.geomspace(1e-5, 1, 500)), 1.0),
+    ],
 )
 def test_the_thin_factor_is_one_of_the_whole_form(quadratic: Quadratic) -> None:
     n = 200
@@ -155,13 +159,13 @@ def test_the_best_lambda_is_the_best_of_a_grid_of_dense_matrices(participation: 
 
 def test_where_independent_noise_is_best_lambda_is_zero() -> None:
     """η·μ = 1: the noise of a round before is forgotten, and cancelling it is of no use."""
-    forgetful = Quadratic(Spectrum.of([1.0]), 1.0)
+    forgetful = Quadratic(Spectrum.from_eigenvalues([1.0]), 1.0)
     assert fitted.lambda_cgd(MANY, quadratic=forgetful).lam == 0
 
 
 def test_long_runs_with_one_participation_have_the_stationary_optima() -> None:
     once = Participation(rounds=2000, min_separation=2000)
-    quadratic = Quadratic(Spectrum.of([1.0, 0.2, 0.05]), 0.5)
+    quadratic = Quadratic(Spectrum.from_eigenvalues([1.0, 0.2, 0.05]), 0.5)
     assert fitted.lambda_cgd(once, quadratic=quadratic).lam == pytest.approx(best_lambda(quadratic).lam, rel=1e-3)
     assert fitted.nu_dp_ftrl(once, quadratic=quadratic).nu == pytest.approx(best_nu(quadratic).nu, rel=0.05)
     least = optimal_error(quadratic)

@@ -224,7 +224,7 @@ def test_a_measured_spectrum_bounds_the_full_one() -> None:
     part = measure_spectrum(hessian, eigenvalues=10, report=lambda effort: told.append(str(effort)))
     truth = np.linalg.eigvalsh(hessian.matrix().numpy())[::-1]
     assert truth[-1] < -1e-4
-    assert full.spectrum == Spectrum.of(truth)
+    assert full.spectrum == Spectrum.from_eigenvalues(truth)
     assert full.spectrum.measured_on["products"] == 424
     assert part.largest == pytest.approx(truth[:10], rel=1e-5)
     spectrum = part.spectrum
@@ -246,7 +246,7 @@ def test_a_model_that_curves_in_few_directions_has_no_tail() -> None:
     hessian = Hessian(line, lambda o, t: (o[:, 0] - t) ** 2, inputs, torch.zeros(8, dtype=torch.float64))
     found = measure_spectrum(hessian, eigenvalues=6)
     assert found.tail is None
-    assert found.spectrum == Spectrum.of([*found.largest, 0.0], [1, 1, 1, 1, 26])
+    assert found.spectrum == Spectrum.from_eigenvalues([*found.largest, 0.0], [1, 1, 1, 1, 26])
     assert found.largest == pytest.approx([4.0, 9 / 4, 1.0, 1 / 4])  # 2·x²/8
     with pytest.raises(ValueError, match="at least 2 eigenvalues are needed, got 1"):
         measure_spectrum(hessian, eigenvalues=1)
@@ -281,7 +281,7 @@ def test_dominance_refuses_a_bound_with_negative_eigenvalues() -> None:
 def test_a_reference_has_the_dominance_of_its_matrix() -> None:
     public = trained_cnn()
     bound = public.hessian()
-    reference = Reference.of(bound, eigenvalues=12)
+    reference = Reference.from_hessian(bound, eigenvalues=12)
     values, vectors = np.linalg.eigh(bound.matrix().numpy())
     top, u = values[::-1][:12], vectors[:, ::-1][:, :12]
     assert reference.damping == pytest.approx(top[-1], rel=1e-5)

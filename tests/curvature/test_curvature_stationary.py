@@ -52,7 +52,7 @@ SERIES = [
 
 def mean_estimation(rate: float) -> Quadratic:
     """One dimension, H = 1; its error is E[δ²], twice the loss."""
-    return Quadratic(Spectrum.of([1.0]), rate)
+    return Quadratic(Spectrum.from_eigenvalues([1.0]), rate)
 
 
 def test_one_dimension_in_closed_form() -> None:
@@ -80,7 +80,7 @@ def test_one_dimension_at_any_learning_rate(eta: float) -> None:
 
 @pytest.mark.parametrize("mechanism", SERIES, ids=lambda m: f"{type(m).__name__}-{m.name}")
 def test_the_integrals_are_sums_over_a_circle(mechanism) -> None:
-    quadratic = Quadratic(Spectrum.of(WIDE), RATE)
+    quadratic = Quadratic(Spectrum.from_eigenvalues(WIDE), RATE)
     loss, square = oracle.stationary(mechanism.inverse_coefficients(400), WIDE, RATE, points=4000)
     # 400 coefficients of the inverse leave out less than 1e-4 of it.
     assert stationary_loss(mechanism, quadratic) == pytest.approx(loss, rel=1e-4)
@@ -91,7 +91,7 @@ def test_the_integrals_are_sums_over_a_circle(mechanism) -> None:
 @pytest.mark.parametrize("mechanism", SERIES, ids=lambda m: f"{type(m).__name__}-{m.name}")
 def test_long_runs_become_stationary(mechanism) -> None:
     """The loss after n rounds tends to the stationary one, the faster the larger the least η·μ = 0.01 is."""
-    quadratic = Quadratic(Spectrum.of(WIDE), RATE)
+    quadratic = Quadratic(Spectrum.from_eigenvalues(WIDE), RATE)
     limit = stationary_loss(mechanism, quadratic, stddev=2.0)
     gaps = [abs(final_loss(mechanism, n, quadratic, stddev=2.0) / limit - 1) for n in (30, 300, 3000)]
     assert gaps[2] < 1e-9
@@ -101,7 +101,7 @@ def test_long_runs_become_stationary(mechanism) -> None:
 
 
 def test_the_optimum_is_attained_by_its_coefficients_and_by_nothing_less() -> None:
-    quadratic = Quadratic(Spectrum.of(WIDE), RATE)
+    quadratic = Quadratic(Spectrum.from_eigenvalues(WIDE), RATE)
     beta = optimal_coefficients(quadratic, 2000)
     loss, square = oracle.stationary(np.concatenate([[1.0], -beta[:1000]]), WIDE, RATE, points=4000)
     best = optimal_error(quadratic)
@@ -122,7 +122,7 @@ def test_the_optimal_coefficients_of_one_dimension_are_those_of_a_square_root() 
 @pytest.mark.parametrize("values", [[1.0], WIDE, np.geomspace(1e-4, 1, 300), [1.0] + [1e-3] * 1000])
 @pytest.mark.parametrize("rate", [0.02, 0.5, 1.0])
 def test_bounds_hold_what_they_bound(values, rate: float) -> None:
-    quadratic = Quadratic(Spectrum.of(values), rate)
+    quadratic = Quadratic(Spectrum.from_eigenvalues(values), rate)
     found = bounds(quadratic)
     low, high = found.independent
     assert low <= stationary_error(DPSGD(), quadratic) <= high * (1 + 1e-9)
@@ -169,8 +169,8 @@ def test_every_series_has_its_gain(name: str) -> None:
 
 def test_what_cannot_be_answered_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing is lost on a plane"):
-        optimal_error(Quadratic(Spectrum.of([0.0]), 0.1))
+        optimal_error(Quadratic(Spectrum.from_eigenvalues([0.0]), 0.1))
     with pytest.raises(ValueError, match=r"at most 1, got 1\.5; learning rates up to 1 "):
         bounds(mean_estimation(1.5))
     with pytest.raises(ValueError, match="must be at least"):
-        optimal_coefficients(Quadratic(Spectrum.of([1.0, 1e-9]), 0.1), 10)
+        optimal_coefficients(Quadratic(Spectrum.from_eigenvalues([1.0, 1e-9]), 0.1), 10)

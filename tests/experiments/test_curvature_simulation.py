@@ -11,10 +11,10 @@ from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.optimisation.toeplitz import blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 EIGENVALUES = np.array([1.0, 0.5, 0.15])
-QUADRATIC = Quadratic(Spectrum.of(EIGENVALUES), 0.6)
+QUADRATIC = Quadratic(Spectrum.from_eigenvalues(EIGENVALUES), 0.6)
 KEY = bytes(range(32))  # chosen before anything was measured, as was the number of runs
 RUNS, ROUNDS, STATIONARY_ROUNDS = 40_000, 25, 100
 LIMIT = 3.6

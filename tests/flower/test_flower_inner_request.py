@@ -91,7 +91,7 @@ def test_what_cannot_be_sent_is_refused_by_name_before_anybody_is_asked(change, 
 
 
 def test_a_strategy_that_asks_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"FedAvg asks no node in round 1 \(fraction_train = 0.0\)"):
+    with pytest.raises(ValueError, match="FedAvg asks"):
         make(FedAvg(fraction_train=0.0)).start(two_nodes(), record(np.zeros(SIZE)))
 
 
@@ -144,7 +144,7 @@ def test_a_pool_that_would_not_read_further_records_says_so(caplog: pytest.LogCa
     strategy = make(Configures(lambda number, message: put(message, "scores", MetricRecord({"best": 0.5}))))
     strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
     assert strategy.releases == 0
-    assert "sends the records ['scores'] beside the model" in caplog.text
+    assert "records ['scores']" in caplog.text
 
 
 @pytest.mark.parametrize("action", ["", "lora"])
@@ -169,7 +169,7 @@ def test_the_mod_lets_no_train_message_of_another_strategy_through() -> None:
     message = Message(RecordDict({"arrays": record(np.zeros(SIZE))}), dst_node_id=1, message_type="train.lora")
     message.metadata.__dict__["_message_id"] = "m"
     context = Context(run_id=1, node_id=1, node_config={"user-id": "u"}, state=RecordDict(), run_config={})
-    with pytest.raises(ValueError, match="does not come from fedcgd's CorrelatedNoise"):
+    with pytest.raises(ValueError, match="fedcgd's CorrelatedNoise"):
         app(message, context)
 
 
@@ -177,12 +177,12 @@ def test_a_second_record_of_arrays_in_a_reply_is_an_error_and_not_dropped(caplog
     strategy = make()
     strategy.start(mod_grid([], reply={"c": record(np.ones(SIZE))}), record(np.zeros(SIZE)), num_rounds=1)
     assert strategy.dropped == {"wrong arrays": 4}
-    assert "it replied the arrays ['arrays', 'c'], and only the update of one model" in caplog.text
+    assert "['arrays', 'c']" in caplog.text
 
 
 def test_another_record_in_a_reply_is_named_in_the_nodes_log(caplog: pytest.LogCaptureFixture) -> None:
     make().start(mod_grid([], reply={"state": ConfigRecord({"a": 1})}), record(np.zeros(SIZE)), num_rounds=1)
-    assert "also replied the records ['state']; nothing but the clipped update is sent" in caplog.text
+    assert "records ['state']" in caplog.text
 
 
 class Halves(FedAvg):
@@ -271,9 +271,7 @@ def test_a_run_goes_on_with_the_configuration_it_began_with(tmp_path: Path, othe
     with pytest.raises(KeyError):  # nothing is released with it: the next one may be another
         start({"rate": 1.0}, 1)
     start({"lr": 1.0}, 2)
-    with pytest.raises(
-        ValueError, match=r"train_config is not what this run has released with: (lr|epochs) was .* and is"
-    ):
+    with pytest.raises(ValueError, match="train_config is"):
         start(other, 1)
     start({"lr": 1.0}, 4)
     assert rates_told(grid) == [(r, 0.5 ** (r + 1)) for r in range(6)]

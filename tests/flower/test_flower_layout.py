@@ -23,7 +23,7 @@ def test_flat_and_back() -> None:
 
 
 def test_layout_refuses_what_cannot_carry_noise() -> None:
-    with pytest.raises(ValueError, match=r"none of the arrays \['bn\.count'\] is trained"):
+    with pytest.raises(ValueError, match="the arrays"):
         layout_of(ArrayRecord({"bn.count": Array(np.array(3))}))
     with pytest.raises(ValueError, match="no arrays"):
         layout_of(ArrayRecord())

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,39 +12,8 @@ from flower_runs import SIZE, make, two_nodes
 from flwr.serverapp.strategy import FedAvg
 from shared import record
 
-from fedcgd.release import RecordedReleases
-from fedcgd_flower import AdaptiveClipping, grid, replies
+from fedcgd_flower import grid, replies
 from fedcgd_flower import round as training_rounds
-
-
-@pytest.mark.parametrize("adaptive", [None, AdaptiveClipping(count_noise=1.0)])
-def test_the_sum_of_every_round_lies_in_the_same_memory(adaptive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory for each round cost a third of its time at first, where the kernel had to put large pages together."""
-    totals, sums = [], []  # the totals themselves, so that no other can take a place that became free
-    add_noise = RecordedReleases.add_noise
-
-    def adding(self, total, *args):
-        totals.append(total)
-        sums.append(total.copy())
-        add_noise(self, total, *args)
-
-    monkeypatch.setattr(RecordedReleases, "add_noise", adding)
-    make(adaptive_clipping=adaptive).start(two_nodes(), record(np.zeros(SIZE)))
-    assert len(totals) == 6
-    assert all(np.shares_memory(total, totals[0]) for total in totals)
-    if (
-        adaptive is None
-    ):  # every user moves by as much in each round, and nothing of the round before is left in the sum
-        assert sums[0].any()
-        for total in sums:
-            np.testing.assert_array_equal(total, sums[0])
-
-
-def test_a_sum_that_is_too_large_to_keep_is_asked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_rounds, "_KEPT", 0)
-    strategy = make()
-    strategy.start(two_nodes(), record(np.zeros(SIZE)))
-    assert strategy.releases == 6
 
 
 @pytest.fixture
@@ -109,7 +79,7 @@ def test_a_large_message_is_gone_when_it_is_sent(monkeypatch: pytest.MonkeyPatch
             alive.append(sum(reference() is not None for reference in sent))
             return super().pull_messages(message_ids)
 
-    monkeypatch.setattr(grid, "_LARGE", -1)
+    monkeypatch.setattr(grid, "DEPLOYMENT", replace(grid.DEPLOYMENT, large=-1))
     make().start(Watched(two_nodes().nodes), record(np.zeros(SIZE)))
     assert len(sent) == 2 * 6
     assert set(alive) == {0}

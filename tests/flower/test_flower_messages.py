@@ -1,20 +1,14 @@
 """What is asked of a node, and what it replies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flower_requests import LAYOUT, TASK, NodeSum, read_train_reply, request
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedcgd_flower.messages import (
-    HostedUsers,
-    model_records,
-    read_train_message,
-    read_users_reply,
-    train_message,
-    train_reply,
-    users_query,
-    users_reply,
-)
+from fedcgd_flower.messages import model_records, read_train_message, train_message, train_reply
+from fedcgd_flower.users import HostedUsers, read_users_reply, users_query, users_reply
 
 
 def test_request_carries_one_flat_array_and_the_task() -> None:
@@ -35,7 +29,7 @@ def test_a_checksum_that_is_known_is_sent_as_64_bits_and_not_made_again() -> Non
 
 def test_the_requests_of_all_nodes_share_one_copy_of_the_model() -> None:
     records = model_records(np.arange(5, dtype=np.float32), LAYOUT)
-    messages = [train_message(node, records, ConfigRecord(), TASK) for node in (1, 2)]
+    messages = [train_message(records, ConfigRecord(), replace(TASK, node=node)) for node in (1, 2)]
     first, second = (message.content["model"]["flat"].data for message in messages)
     assert first is second
     model, _, _ = read_train_message(messages[1])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import ANOTHER_MODEL, TIED, train_reply
+from fedcgd_flower.messages import train_reply
+from fedcgd_flower.problems import ANOTHER_MODEL, TIED
 from fedcgd_flower.replies import sum_of_replies
 
 
@@ -25,7 +26,7 @@ def test_honest_reply_is_read_as_sent() -> None:
 
 def test_sums_that_32_bits_do_not_hold_are_sent_in_64() -> None:
     assert TASK.dtype == np.int32
-    fine = replace(TASK, grid=Lattice(2.0**-40))
+    fine = replace(TASK, clipping=replace(TASK.clipping, grid=Lattice(2.0**-40)))
     assert fine.dtype == np.int64
     update = np.array([2**39, -(2**38), 0, 1, -1])
     reply = train_reply(request(), fine, update, 2)
@@ -93,10 +94,12 @@ def test_a_checksum_is_over_all_of_a_long_sum() -> None:
 
 
 def test_64_bit_sums_whose_squares_overflow_integers_are_clipped() -> None:
-    fine = replace(TASK, grid=Lattice(2.0**-40))
+    fine = replace(TASK, clipping=replace(TASK.clipping, grid=Lattice(2.0**-40)))
     for value in (2**63 - 1, -(2**63), 2**32):  # the last one's square is 2⁶⁴, which is 0 in 64 bits
         update = np.full(5, value)
-        result = read_train_reply(reply_with(update), replace(fine, clip_norm=2.0**-10))
+        result = read_train_reply(
+            reply_with(update), replace(fine, clipping=replace(fine.clipping, clip_norm=2.0**-10))
+        )
         assert isinstance(result, NodeSum)
         assert 2.0**-40 * np.linalg.norm(result.update.astype(float)) <= 2 * 2.0**-10
 
@@ -109,9 +112,11 @@ def test_a_sum_holds_each_reply_as_it_is_read_alone_and_nothing_of_those_that_ar
     generator = np.random.default_rng(1)
     size = 2 * 2**16 + 3  # more than is worked on at once
     task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))
-    fine = replace(task, grid=Lattice(2.0**-40))
+    fine = replace(task, clipping=replace(task.clipping, grid=Lattice(2.0**-40)))
     within, beyond = (generator.integers(-most, most, size, np.int32) for most in (2**10, 2**31 - 1))
-    counted = replace(task, layout=Layout(("w",), ((size - 1,),), ("float32",)), indicator=9)
+    counted = replace(
+        task, layout=Layout(("w",), ((size - 1,),), ("float32",)), clipping=replace(TASK.clipping, indicator=9)
+    )
     replies = [
         (reply_with(within), task),
         (None, task),

@@ -174,7 +174,9 @@ def test_users_of_one_example() -> None:
 
     (expected, counted), (found, answered) = both(answer)
     assert answered == counted == 3
-    np.testing.assert_allclose(found * work.grid.step, expected * work.grid.step, rtol=0, atol=1e-4 if REAL else 1e-5)
+    np.testing.assert_allclose(
+        found * work.clipping.grid.step, expected * work.clipping.grid.step, rtol=0, atol=1e-4 if REAL else 1e-5
+    )
 
 
 @pytest.mark.parametrize("name", local_training.MODELS)
@@ -187,7 +189,9 @@ def test_local_training_and_evaluation(name: str) -> None:
 
     def answer(device: str):
         examples = Examples(data.inputs.to(device), data.targets.to(device))
-        together = train_many(task, work, examples, local_training.PARTS.__getitem__, local)[0] * work.grid.step
+        together = (
+            train_many(task, work, examples, local_training.PARTS.__getitem__, local)[0] * work.clipping.grid.step
+        )
         one = train_one(task, arrays_of(model), examples.take(local_training.PARTS["2"]), local)
         accuracy = evaluate(seeded(2, local_training.MODELS[name]).to(device), task, data)
         return np.concatenate([together, *(array.numpy().reshape(-1) for array in one.values()), [accuracy]])
@@ -205,7 +209,7 @@ def test_curvature() -> None:
         hessian = trained.hessian(clip_norm=0.5, chunk=5)
         every = measure_spectrum(hessian, eigenvalues=100).largest
         some = measure_spectrum(hessian, eigenvalues=3, probes=1, steps=5).spectrum.eigenvalues
-        reference = Reference.of(public.hessian(), eigenvalues=3)
+        reference = Reference.from_hessian(public.hessian(), eigenvalues=3)
         return np.array([*every, *some, reference.dominance(hessian, warn=False), reference.eigenvalue_ratio(hessian)])
 
     expected, found = both(answer)

@@ -27,7 +27,7 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import DenseGradients
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.row_passes import gpu_add_rows
-from fedcgd.release.noise_source import LatticeNormals
+from fedcgd.release.run_noise import LatticeNormals
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: benchmarks/gpu.sh runs it on one"),

@@ -1,6 +1,7 @@
 """The command line as a user calls it, on a terminal that is wide enough for every table."""
 
 import json
+import re
 
 from click.testing import CliRunner, Result
 
@@ -9,7 +10,8 @@ from fedcgd.cli import app
 
 def run(*words: object) -> Result:
     """`fedcgd` with these words, paths among them."""
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "TERM": "dumb"})
+    typed = [str(word) for word in words]
+    return CliRunner().invoke(app, typed, env={"COLUMNS": "200", "TERM": "dumb"}, prog_name="fedcgd")
 
 
 def figures(*words: object):
@@ -17,3 +19,8 @@ def figures(*words: object):
     result = run(*words, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def shown(result: Result) -> str:
+    """What people read, errors too, without the lines of tables, and a space wherever it breaks."""
+    return re.sub(r"[│┃╭╮╰╯─\s]+", " ", result.output)

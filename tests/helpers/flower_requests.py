@@ -8,15 +8,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message
-from fedcgd_flower.replies import RejectionReason, sum_of_replies
+from fedcgd_flower.problems import RejectionReason
+from fedcgd_flower.replies import sum_of_replies
+from fedcgd_flower.update import Clipping
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
-TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, grid=Lattice(2.0**-20), users=("ann", "bob"), layout=LAYOUT)
+TASK = TrainTask(
+    round=3,
+    attempt=1,
+    node=1,
+    clipping=Clipping(clip_norm=0.5, grid=Lattice(2.0**-20)),
+    users=("ann", "bob"),
+    layout=LAYOUT,
+)
 ALONE = replace(TASK, users=("ann",))
 
 
 def request() -> Message:
-    return train_message(7, np.zeros(5, np.float32), ConfigRecord({"server-round": 4}), TASK)
+    return train_message(np.zeros(5, np.float32), ConfigRecord({"server-round": 4}), TASK)
 
 
 def reply_with(update=None, *, task=None, arrays=None) -> Message:

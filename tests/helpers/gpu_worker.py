@@ -12,7 +12,7 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import NoiseStream
 from fedcgd.noise.tensors import GpuKernels, TensorNormals
 from fedcgd.opacus import gpu_code as rows
-from fedcgd.release.noise_source import NoiseSource
+from fedcgd.release.run_noise import NoiseSource
 
 KERNELS = GpuKernels(gpu_code.add_to_grid, gpu_code.add_values_to_grid, gpu_code.fill_normals, gpu_code.tile_hashes)
 

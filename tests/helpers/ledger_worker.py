@@ -23,7 +23,7 @@ from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release import lattice_of
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 SIZE = 40
 ROUNDS = 150

@@ -8,6 +8,7 @@ from torch import nn
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, arrays_of
 from fedcgd_flower.layout import flatten, layout_of
+from fedcgd_flower.update import Clipping
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.task import Examples
@@ -25,6 +26,7 @@ def work_of(model: nn.Module, clip_norm: float) -> LocalTask:
     arrays = arrays_of(model)
     layout = layout_of(arrays)
     return LocalTask(
-        model=flatten(arrays, layout), layout=layout, users=tuple(PARTS), clip_norm=clip_norm,
-        grid=Lattice.fitting(clip_norm=clip_norm, size=layout.size, stddev=1e-6), config=ConfigRecord(),
+        model=flatten(arrays, layout), layout=layout, users=tuple(PARTS), clipping=Clipping(
+            clip_norm=clip_norm, grid=Lattice.fitting(clip_norm=clip_norm, size=layout.size, stddev=1e-6)
+        ), config=ConfigRecord(),
     )  # fmt: skip

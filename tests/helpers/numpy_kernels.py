@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from fedcgd.noise import tensors
+from fedcgd.noise.kernels import NUMPY
 from fedcgd.noise.tensors import GpuKernels
 
 
@@ -11,16 +12,13 @@ def numpy_kernels(*, wrong: bool = False) -> GpuKernels:
     """What a device's kernels do, by NumPy; `wrong` in the last bit of one number."""
 
     def fill_normals(out, start, key) -> None:
-        z = torch.zeros(out.numel(), dtype=torch.float64)
-        total = np.zeros(-(-(start + len(z)) // 1536) * 1536 - start // 1536 * 1536)
-        first = start // 1536
-        tensors.add_tiles(key.astype("<u4").tobytes(), 1.0, first, first + len(total) // 1536, total)
-        out.copy_(torch.from_numpy(total[start - first * 1536 :][: len(z)].astype(np.float32)))
+        z = np.empty(out.numel(), np.float32)
+        NUMPY.fill_normals(z, start, key)
+        out.copy_(torch.from_numpy(z))
 
     def add_to_grid(total, start, keys, weights, smoothing, width) -> None:
         steps = total.to(torch.int64).numpy()
-        terms = [(key.astype("<u4").tobytes(), weight) for key, weight in zip(keys, weights, strict=True)]
-        tensors.add_rounded(steps, start, terms, smoothing.astype("<u4").tobytes(), width)
+        NUMPY.add_to_grid(steps, start, keys, weights, smoothing, width)
         steps[-1] += wrong
         total.copy_(torch.from_numpy(steps))
 

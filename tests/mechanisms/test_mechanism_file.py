@@ -123,12 +123,10 @@ def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
     path = tmp_path / "third.json"
     write_mechanism(LambdaCGD(1 / 3), path)
     options = ["--rounds", "30", "--separation", "10", "--epsilon", "2", "--delta", "1e-5", "--json"]
-    found, spelled = (
-        run("calibrate", "--mechanism", text, *options) for text in (f"file:{path}", f"lambda-cgd:{1 / 3}")
-    )
+    found, spelled = (run("account", "--mechanism", text, *options) for text in (f"file:{path}", f"lambda-cgd:{1 / 3}"))
     assert found.exit_code == 0
     assert found.stdout == spelled.stdout
-    missing = run("calibrate", "--mechanism", f"file:{tmp_path}", *options[:-1])
+    missing = run("account", "--mechanism", f"file:{tmp_path}", *options[:-1])
     assert missing.exit_code == 2
     assert "cannot be read: Is a directory" in missing.stderr
 
@@ -136,7 +134,7 @@ def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
 def test_an_engine_for_opacus_takes_a_file(tmp_path: Path) -> None:
     """As a spelling, with a budget in Opacus' words: the same run as that of the mechanism that the file holds."""
     participation = Participation(rounds=6, min_separation=3)
-    quadratic = Quadratic(Spectrum.of([1.0, 0.1]), 0.5)
+    quadratic = Quadratic(Spectrum.from_eigenvalues([1.0, 0.1]), 0.5)
     made = noise_curve(2, participation, quadratic=quadratic)
     write_mechanism(made, tmp_path / "noise.json")
     weights = []

@@ -144,7 +144,11 @@ def test_a_curvature_knows_no_schedule() -> None:
 
     with pytest.raises(ValueError, match="constant rate without momentum"):
         select_lambda(
-            RUN, objective="curvature", curvature=Quadratic(Spectrum.of([1.0]), 0.1), workload=FALLING, **BUDGET
+            RUN,
+            objective="curvature",
+            curvature=Quadratic(Spectrum.from_eigenvalues([1.0]), 0.1),
+            workload=FALLING,
+            **BUDGET,
         )
 
 
@@ -157,19 +161,20 @@ def invoke(*words: str) -> dict:
 def test_the_command_line_chooses_for_the_schedule_and_reports_its_error() -> None:
     words = ("--epsilon", "1", "--momentum", "0.9", "--schedule", "linear")
     expected = select_lambda(RUN, objective="excess", workload=FALLING, **BUDGET)
-    assert invoke("select-lambda", *words)["lam"] == expected.lam
-    found = invoke("calibrate", *words)
+    found = invoke("account", *words)
     assert found["parameters"]["lam"] == expected.lam
     assert found["rmse"] == error_norms(LambdaCGD(expected.lam), 60, FALLING).rmse(found["noise_multiplier"])
-    bands = invoke("select-bands", "--mechanism", "banded-toeplitz", *words)
-    plain = invoke("select-bands", "--mechanism", "banded-toeplitz", "--epsilon", "1")
-    assert dict(bands["errors"])[1] != dict(plain["errors"])[1]
-    [row] = invoke("compare", "--mechanism", "lambda-cgd", *words)
+    bands, plain = (
+        {row["label"]: row["rmse"] for row in invoke("compare", "--mechanism", "banded-toeplitz", *more)["mechanisms"]}
+        for more in (words, ("--epsilon", "1"))
+    )
+    assert bands["banded-toeplitz:1"] != plain["banded-toeplitz:1"]
+    [row] = invoke("compare", "--mechanism", "lambda-cgd", *words)["mechanisms"]
     assert row["rmse"] == found["rmse"]
 
 
 def test_a_warm_up_that_is_too_long_is_one_line_on_the_command_line() -> None:
-    result = run("select-lambda", "--rounds", "6", "--epsilon", "1", "--delta", "1e-5", "--warmup", "6")
+    result = run("compare", "--rounds", "6", "--epsilon", "1", "--delta", "1e-5", "--warmup", "6")
     assert result.exit_code == 2
     assert "warmup must be between 0 and 5" in result.stderr
 

@@ -114,7 +114,7 @@ def test_samplings_that_need_a_c_without_negative_entries_take_both(sampling: st
 
 def test_runs_without_end() -> None:
     """‖c‖ of γ-BIFR with two bands, and of λ-CGD twice, beside the first 10⁴ coefficients; their losses beside λ-CGD's."""
-    quadratic = Quadratic(Spectrum.of([1.0, 0.1]), 0.5)
+    quadratic = Quadratic(Spectrum.from_eigenvalues([1.0, 0.1]), 0.5)
     for mechanism in (BIFR(4, 0.6), LambdaMuCGD(0.8, 0.5), LambdaMuCGD(0.8, -0.5)):
         norm = np.linalg.norm(mechanism.coefficients(10_000))
         assert stationary_sensitivity(mechanism) == pytest.approx(norm, rel=1e-6)

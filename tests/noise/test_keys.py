@@ -51,7 +51,7 @@ def test_nonces_are_made_under_a_part_of_their_own(monkeypatch):
 def test_a_created_file_is_there_after_a_power_failure(tmp_path, monkeypatch):
     """Before any noise is made from it: the folder it is in is synchronised, after it has its name."""
     synchronised = []
-    for module in ("records", "noise.keys"):
+    for module in ("support.records", "noise.keys"):
         monkeypatch.setattr(
             f"fedcgd.{module}.sync_folder", lambda folder: synchronised.append(sorted(p.name for p in folder.iterdir()))
         )

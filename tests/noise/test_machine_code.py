@@ -10,12 +10,12 @@ from fedcgd.accounting.b_min_sep import drawing, recursion
 from fedcgd.accounting.random_participation import overlaps
 from fedcgd.native import library as machine_code
 from fedcgd.native import vector_kernels
-from fedcgd.noise import compiled
+from fedcgd.noise import kernels as noise_kernels
 from fedcgd.opacus import row_passes
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADERS = {
-    "noise/normals.c": compiled,
+    "noise/normals.c": noise_kernels,
     "native/vector_kernels.c": vector_kernels,
     "opacus/row_passes.c": row_passes,
     "accounting/b_min_sep/recursion.c": recursion,
@@ -58,11 +58,9 @@ def test_each_level_that_this_processor_can_run_gives_the_answer_of_numpy(
         assert machine_code.checked(loader._load, loader._answer, loader._ANSWER) is not None
 
 
-def test_the_answer_asked_of_clipping_is_numpys() -> None:
-    assert (
-        machine_code.checked(lambda: vector_kernels.NUMPY, vector_kernels._answer, vector_kernels._ANSWER)
-        is vector_kernels.NUMPY
-    )
+def test_the_answers_asked_of_clipping_and_noise_are_numpys() -> None:
+    for form in (vector_kernels, noise_kernels):
+        assert machine_code.checked(lambda: form.NUMPY, form._answer, form._ANSWER) is form.NUMPY  # noqa: B023
 
 
 def test_the_answer_asked_of_the_accounting_is_numpys() -> None:

@@ -16,11 +16,11 @@ import torch
 
 from fedcgd.mechanisms import BSR, LambdaCGD
 from fedcgd.noise import NoiseStream, box_muller
-from fedcgd.noise.correlated import add_rounded
+from fedcgd.noise.kernels import NUMPY
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import words_of
 from fedcgd.noise.tensors import TensorNormals
-from fedcgd.release.noise_source import NoiseSource
+from fedcgd.release.run_noise import NoiseSource
 
 STREAM = NoiseStream(bytes(range(32)))
 KEYS = [STREAM.key_of(round, 2**64 + 7) for round in range(4)]
@@ -110,7 +110,8 @@ def test_numbers_are_the_defined_ones_of_cryptographys_keystream(answers) -> Non
 def test_sums_have_the_whole_numbers_of_numpy(answers) -> None:
     for (start, size, keys, weights, smoothing, width), total in of(answers, "noise"):
         expected = np.arange(size)
-        add_rounded(expected, start, list(zip(keys, weights, strict=True)), smoothing, width)
+        words = [np.frombuffer(key, "<u4").astype(np.uint32) for key in (*keys, smoothing)]
+        NUMPY.add_to_grid(expected, start, words[:-1], weights, words[-1], width)
         np.testing.assert_array_equal(total, expected)
         assert np.abs(expected - np.arange(size)).max() >= 1
 
@@ -182,15 +183,14 @@ def compiled(
     sums = "*fp64" if rounded else "*fp32"
     types = {
         "total": sums,
-        "values": "*fp32" if values else sums,
+        "values": "*fp32" if values else "constexpr",
         "keys": "*i32",
         "numbers": "*fp64",
         "terms": "i32",
-        "first_tile": "i32",
     }
-    types |= {"start": "i32", "stop": "i64", "HAS_VALUES": "constexpr", "ROUND": "constexpr"}
+    types |= {"start": "i32", "stop": "i64", "ROUND": "constexpr"}
     types |= dict.fromkeys(ones, "constexpr")
-    constants = {"HAS_VALUES": values, "ROUND": rounded} | dict.fromkeys(ones, 1)
+    constants = {"ROUND": rounded} | ({} if values else {"values": None}) | dict.fromkeys(ones, 1)
     options = gpu_code.OPTIONS | ({"enable_fp_fusion": True} if fused else {})
     return assembled(gpu_code._noise, types, constants, options, capability)
 
@@ -224,7 +224,7 @@ def _no_cache_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         {},
         {"rounded": False, "ones": ("terms",)},
         {"values": True},
-        {"ones": ("terms", "first_tile", "start")},
+        {"ones": ("terms", "start")},
         *(pytest.param({"capability": version}, marks=pytest.mark.slow) for version in (70, 80, 89, 100)),
     ],
     ids=str,

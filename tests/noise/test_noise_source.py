@@ -13,7 +13,7 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.release import lattice_of
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 ROUNDS, SIZE, STEP = 12, 50, 2.0**-22
 STREAM = NoiseStream(bytes(range(32)))

@@ -14,7 +14,7 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream, tensors
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 STREAM, GRID = NoiseStream(bytes(range(32))), Lattice(2.0**-18)
 NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]

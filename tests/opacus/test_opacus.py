@@ -23,7 +23,7 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.plan_arguments import participation_of as planned
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5

@@ -54,9 +54,9 @@ run_words = ["--rounds", "12", "--separation", "4", "--epsilon", "2", "--delta",
 plan = Plan.calibrated("echo:0.5", Participation(rounds=12, min_separation=4), clip_norm=1.0, epsilon=2, delta=1e-5)
 print(json.dumps({
     "compare help": run("compare", "--help").stdout,
-    "calibrate help": run("calibrate", "--help").stdout,
+    "account help": run("account", "--help").stdout,
     "compare": json.loads(run("compare", "--mechanism", "echo:0.5:normalized", *run_words, "--json").stdout),
-    "calibrate": json.loads(run("calibrate", "--mechanism", "echo:0.5", *run_words, "--json").stdout),
+    "account": json.loads(run("account", "--mechanism", "echo:0.5", *run_words, "--json").stdout),
     "description": plan.to_description()["mechanism"],
     "round trip": Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan,
     "sigma": plan.noise_multiplier,
@@ -69,10 +69,10 @@ def test_a_file_and_a_row_make_a_mechanism() -> None:
     assert finished.returncode == 0, finished.stderr
     found = json.loads(finished.stdout)
     assert "echo:s — a toy" in found["compare help"]
-    assert "echo:s" in found["calibrate help"]
-    assert [row["mechanism"] for row in found["compare"]] == ["echo"]
-    assert found["compare"][0]["parameters"] == {"strength": 0.5, "normalize": True}
-    assert found["calibrate"]["noise_multiplier"] == found["sigma"]
+    assert "echo:s" in found["account help"]
+    assert [row["mechanism"] for row in found["compare"]["mechanisms"]] == ["echo"]
+    assert found["compare"]["mechanisms"][0]["parameters"] == {"strength": 0.5, "normalize": True}
+    assert found["account"]["noise_multiplier"] == found["sigma"]
     assert found["description"] == {"name": "echo", "strength": 0.5}
     assert found["round trip"] is True
 

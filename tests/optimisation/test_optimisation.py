@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def test_blt_of_a_long_run_starts_from_a_short_one_and_is_as_good(separation: in
     """From 10,000 rounds on; here from 1000."""
     run = Participation(rounds=3000, min_separation=separation)
     searched = rmse(blt(3, run), run)
-    monkeypatch.setattr(toeplitz_module, "_LONG", 1000)
+    monkeypatch.setattr(toeplitz_module, "EFFORT", replace(toeplitz_module.EFFORT, shortened=1000))
     lengths = []
     find = toeplitz_module._least_blt
     monkeypatch.setattr(
@@ -216,7 +217,7 @@ def test_workloads_are_what_is_optimised_for() -> None:
 
 FEW = Participation(rounds=23, min_separation=5)
 TWICE = Participation(rounds=23, min_separation=5, max_participations=2)
-QUADRATIC = Quadratic(Spectrum.of(np.geomspace(1, 1e-3, 30)), 0.5)
+QUADRATIC = Quadratic(Spectrum.from_eigenvalues(np.geomspace(1, 1e-3, 30)), 0.5)
 LINEAR = Workload(momentum=0.5, learning_rates=tuple(np.linspace(1, 0.1, 23)))
 
 
@@ -395,7 +396,7 @@ VALUES = {BUFFERS: 2, BANDS: 3}  # any other number is 0.5
 def test_every_mechanism_can_be_made_described_and_normalised_where_it_makes_sense(row: Row) -> None:
     many = Participation(rounds=16, min_separation=4)
     spelling = MechanismSpec(row, tuple(VALUES.get(parameter, 0.5) for parameter in row.parameters))
-    curvature = Quadratic(Spectrum.of([1.0, 0.1]), 0.5) if row.name == "noise-curve" else None
+    curvature = Quadratic(Spectrum.from_eigenvalues([1.0, 0.1]), 0.5) if row.name == "noise-curve" else None
     made = catalogue.mechanism(spelling, many, curvature=curvature)
     assert made.name == row.name
     assert isinstance(made, row.cls)

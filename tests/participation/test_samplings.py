@@ -1,4 +1,6 @@
-"""What each sampling is, says and draws: a table of its words."""
+"""What each sampling is, says and draws: a table of its words, and the new orders of shuffled batches."""
+
+from itertools import pairwise
 
 import pytest
 from sampling_table import SAMPLINGS as TABLE
@@ -12,6 +14,7 @@ KEY = bytes(range(32))
 
 WORDS = {
     "none": ("may know, and even choose", "another matter"),
+    "shuffle": ("without amplification", "another matter"),
     "balls-in-bins": ("keep the bins secret", "not replace users who are absent", "bins are reused"),
     "poisson": ("its own coin", "secret", "not fill up", "not replace absent"),
     "cyclic-poisson": ("its own coin", "secret", "not move users between groups", "not replace absent"),
@@ -51,10 +54,58 @@ def test_a_participation_is_made_for_cohorts(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_rounds_are_known_in_advance_or_it_is_said_that_they_are_not(name: str) -> None:
     participation = TABLE[name][0]
-    if name in ("none", "poisson", "cyclic-poisson"):
+    if name in ("none", "shuffle", "poisson", "cyclic-poisson"):
         with pytest.raises(ValueError, match=name):
             rounds_of("a", participation, KEY)
     else:
         rounds = set(rounds_of("a", participation, KEY))
         drawn = (cohort(participation, t, ["a"], History(), cohort_size=1, key=KEY) for t in range(12))
         assert [t for t, users in enumerate(drawn) if users] == sorted(rounds)
+
+
+def shuffled(b: int, epochs: int = 5, steps: int = 6) -> Participation:
+    return Participation(rounds=epochs * steps, min_separation=b, max_participations=epochs, sampling="shuffle")
+
+
+def run(participation: Participation, users: list[str], size: int, away=lambda i, t: False) -> list[list[str] | None]:
+    history, found = History(), []
+    for t in range(participation.rounds):
+        there = [user for i, user in enumerate(users) if not away(i, t)]
+        chosen = cohort(participation, t, there, history, cohort_size=size, key=KEY)
+        history = history.with_round(t, chosen or [])
+        assert chosen == cohort(participation, t, there, history, cohort_size=size, key=KEY)  # tried again
+        found.append(chosen)
+    return found
+
+
+@pytest.mark.parametrize("b", [1, 4, 5, 6])
+def test_each_epoch_has_everybody_once_in_another_order(b: int) -> None:
+    """30 users in cohorts of 5; blocks of 6, 3, 2 rounds and of 1, of which the order is always the same."""
+    users = [str(i) for i in range(30)]
+    found = run(shuffled(b), users, 5)
+    epochs = [found[start : start + 6] for start in range(0, 30, 6)]
+    for epoch in epochs:
+        assert sorted(user for chosen in epoch for user in chosen) == sorted(users)
+    assert all((one == other) == (b == 6) for one, other in pairwise(epochs))
+    for user in users:
+        rounds = [t for t, chosen in enumerate(found) if user in chosen]
+        assert all(later - sooner >= b for sooner, later in pairwise(rounds))
+        assert len({t % 6 // (7 - b) for t in rounds}) == 1  # its block
+
+
+@pytest.mark.parametrize("b", [1, 4])
+def test_who_is_away_breaks_no_limit_of_a_shuffle(b: int) -> None:
+    """A third is away in each round: rounds that find too few are skipped, and nobody has two rounds of an epoch."""
+    users = [str(i) for i in range(30)]
+    found = run(shuffled(b), users, 4, away=lambda i, t: (i + t) % 3 == 0)
+    assert any(found)
+    for user in users:
+        rounds = [t for t, chosen in enumerate(found) if chosen and user in chosen]
+        assert all(later - sooner >= b and later // 6 > sooner // 6 for sooner, later in pairwise(rounds))
+
+
+@pytest.mark.parametrize(("b", "k"), [(2, 4), (3, 4), (7, 4), (1, 5), (1, None)])
+def test_a_shuffle_of_parts_of_blocks_or_epochs_is_refused(b: int, k: int | None) -> None:
+    """Epochs of 24/4 = 6 rounds: blocks of 5 and 4 do not divide them, and 24 rounds are not 5 epochs."""
+    with pytest.raises(ValueError, match=r"shuffle (has|needs) (min_separation|max_participations)"):
+        Participation(rounds=24, min_separation=b, max_participations=k, sampling="shuffle")

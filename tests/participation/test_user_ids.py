@@ -6,12 +6,12 @@ from keeper_openings import agreement_of
 from plans import make_plan
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
-from fedcgd.keepers import Keepers, NodeTurns
+from fedcgd.keepers import Keepers, NodeParticipations
 from fedcgd.ledger import Ledger
 from fedcgd.participation.cohorts import cohort, eligible
 from fedcgd.participation.history import History
 from fedcgd.participation.user_ids import NoUserIdsError, user_ids
-from fedcgd.release import RecordedReleases
+from fedcgd.release import ReleaseProtocol
 
 PARTICIPATION = Participation(rounds=6)
 KEY = NoiseKey.simulation(1)
@@ -23,7 +23,7 @@ def ledger() -> Ledger:
 
 
 def counted_on_a_node(users) -> None:
-    with NodeTurns.open(":memory:") as turns:
+    with NodeParticipations.open(":memory:") as turns:
         turns.count(agreement_of(Keepers.simulation(7, 3, colluding=1)), 0, 0, users)
 
 
@@ -31,11 +31,11 @@ DOORS = {
     "cohort": lambda users: cohort(PARTICIPATION, 0, users, History(), cohort_size=1, key=b"k"),
     "eligible": lambda users: eligible(PARTICIPATION, 0, users, History()),
     "history": lambda users: History().with_round(0, users),
-    "plan_round": lambda users: RecordedReleases(ledger(), PLAN, KEY).plan_round(users),
+    "plan_round": lambda users: ReleaseProtocol(ledger(), PLAN, KEY).plan_round(users),
     "Ledger.plan_round": lambda users: ledger().plan_round(0, users),
     "Ledger.history": lambda users: ledger().history(users),
     "Ledger.bind_users": lambda users: ledger().bind_users(users, "silo"),
-    "NodeTurns": counted_on_a_node,
+    "NodeParticipations": counted_on_a_node,
 }
 
 

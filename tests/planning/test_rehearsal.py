@@ -15,16 +15,17 @@ from torch.nn import functional
 
 from fedcgd.cli import app
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.planning import ArrayProxy, Question, Recipe, Rehearsal, RehearsedRecipe, plan_recipes, rehearse
+from fedcgd.planning import ArrayProxy, PlanningProblem, Recipe, Rehearsal, RehearsedRecipe, plan_recipes, rehearse
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.planner import PlannedRecipe, shortlist
 from fedcgd.planning.proxy import _clipped_mean
-from fedcgd.planning.rehearsal import RATES, _identity, _levels
+from fedcgd.planning.rehearsal import _identity, _levels
 from fedcgd.planning.theory import outcome_at
 
-QUESTION = Question(users=600, epsilon=1.0, delta=1e-5, turns=2, max_rounds=10)
+RATES = (1 / 3, 3**-0.5, 1.0, 3**0.5, 3.0)
+PROBLEM = PlanningProblem(users=600, epsilon=1.0, delta=1e-5, participations=2, max_rounds=10)
 RECIPE = Recipe(
-    mechanism="lambda-cgd:0.8", sampling="none", users=600, steps=5, turns=4, schedule="linear", momentum=0.9
+    mechanism="lambda-cgd:0.8", sampling="none", users=600, steps=5, participations=4, schedule="linear", momentum=0.9
 )
 MECHANISM, SIGMA, RATE = LambdaCGD(0.8), 30.0, 0.3
 PLANNED = PlannedRecipe(RECIPE, MECHANISM, SIGMA, outcome_at(RECIPE, MECHANISM, SIGMA, Landscape.typical(), RATE))
@@ -87,11 +88,9 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
 
 
 def test_theory_s_loss_at_the_planned_rate_is_the_plan_s_and_elsewhere_more() -> None:
-    one = plan_recipes(QUESTION)[0]
+    one = plan_recipes(PROBLEM)[0]
     found = [
-        outcome_at(
-            one.recipe, one.mechanism, one.noise_multiplier, QUESTION.landscape, part * one.outcome.learning_rate
-        )
+        outcome_at(one.recipe, one.mechanism, one.noise_multiplier, PROBLEM.landscape, part * one.outcome.learning_rate)
         for part in (0.4, 1.0, 2.5)
     ]
     assert asdict(found[1]) == pytest.approx(asdict(one.outcome), rel=1e-12)
@@ -99,17 +98,19 @@ def test_theory_s_loss_at_the_planned_rate_is_the_plan_s_and_elsewhere_more() ->
 
 
 def test_the_shortlist_is_what_is_nearly_as_good_each_way_once() -> None:
-    found = shortlist(QUESTION, 4)
+    found = shortlist(PROBLEM, 4)
     assert [one.outcome.loss for one in found] == sorted(one.outcome.loss for one in found)
-    assert found[0].outcome.loss == pytest.approx(plan_recipes(QUESTION)[0].outcome.loss, rel=0.02)
+    assert found[0].outcome.loss == pytest.approx(plan_recipes(PROBLEM)[0].outcome.loss, rel=0.02)
     assert found[-1].outcome.loss <= 1.2 * found[0].outcome.loss
-    long = replace(QUESTION, turns=20, epsilon=4.0, max_rounds=None, max_cohort=100)  # in which DP-SGD is far behind
+    long = replace(
+        PROBLEM, participations=20, epsilon=4.0, max_rounds=None, max_cohort=100
+    )  # in which DP-SGD is far behind
     best, last = (plan_recipes(long)[place].outcome.loss for place in (0, -1))
     assert last > 1.3 * best
     assert max(one.outcome.loss for one in shortlist(long, 100)) <= 1.2 * best
     ways = [(one.kind, one.recipe.schedule, one.recipe.momentum) for one in found]
     assert len(set(ways)) == len(ways) == 3
-    assert shortlist(QUESTION, 2) == found[:2]
+    assert shortlist(PROBLEM, 2) == found[:2]
 
 
 def test_levels_halve_the_candidates_and_cost_the_same() -> None:
@@ -123,8 +124,8 @@ def test_levels_halve_the_candidates_and_cost_the_same() -> None:
 class Peak:
     """A score that is best for one recipe at one part of its planned rate, less for others; notes what it was asked."""
 
-    def __init__(self, question: Question, place: int, part: float) -> None:
-        best = shortlist(question, 6)[place]
+    def __init__(self, problem: PlanningProblem, place: int, part: float) -> None:
+        best = shortlist(problem, 6)[place]
         self.recipe, self.rate = best.recipe, part * best.outcome.learning_rate
         self.asked: list[Rehearsal] = []
 
@@ -137,8 +138,8 @@ class Peak:
 
 @pytest.mark.parametrize(("place", "part"), [(0, RATES[0]), (1, RATES[4]), (2, RATES[2])])
 def test_the_best_candidate_is_found(place: int, part: float) -> None:
-    peak, said = Peak(QUESTION, place, part), list[str]()
-    found = rehearse(QUESTION, peak, public=True, progress=said.append)
+    peak, said = Peak(PROBLEM, place, part), list[str]()
+    found = rehearse(PROBLEM, peak, public=True, progress=said.append)
     best = found[0]
     assert isinstance(best, RehearsedRecipe)
     assert best.recipe == peak.recipe
@@ -148,55 +149,53 @@ def test_the_best_candidate_is_found(place: int, part: float) -> None:
     assert 0 < best.error < 0.01
     assert len({one.recipe for one in found}) == len(found)
     assert [one.rehearsals for one in found] == sorted((one.rehearsals for one in found), reverse=True)
-    budget = [one.noise_multiplier for one in shortlist(QUESTION, 6) if one.recipe == best.recipe]
+    budget = [one.noise_multiplier for one in shortlist(PROBLEM, 6) if one.recipe == best.recipe]
     assert budget == [best.noise_multiplier]
     assert said[-1].startswith("100%")
     assert any("left" in text for text in said)
 
 
 def test_repeats_are_more_seeds() -> None:
-    peak = Peak(QUESTION, 0, RATES[1])
-    best = rehearse(QUESTION, peak, public=True, recipes=1, repeats=2)[0]
+    peak = Peak(PROBLEM, 0, RATES[1])
+    best = rehearse(PROBLEM, peak, public=True, recipes=1, repeats=2)[0]
     assert best.rehearsals == 14
     assert {one.seed for one in peak.asked} == set(range(14))
     with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
-        rehearse(QUESTION, peak, public=True, repeats=0)
+        rehearse(PROBLEM, peak, public=True, repeats=0)
 
 
 def test_what_diverges_is_never_first() -> None:
-    planned = {one.recipe: one.outcome.learning_rate for one in shortlist(QUESTION, 6)}
+    planned = {one.recipe: one.outcome.learning_rate for one in shortlist(PROBLEM, 6)}
 
     def train(rehearsal: Rehearsal) -> float:
         part = rehearsal.planned.outcome.learning_rate / planned[rehearsal.planned.recipe]
         return math.inf if part > 1.5 else math.nan if part < 0.7 else 0.5
 
-    for one in rehearse(QUESTION, train, public=True)[:2]:
+    for one in rehearse(PROBLEM, train, public=True)[:2]:
         assert one.outcome.learning_rate == planned[one.recipe]
         assert one.score == 0.5
     with pytest.raises(ValueError, match="no rehearsal ended with a finite score"):
-        rehearse(QUESTION, lambda rehearsal: math.nan, public=True)
+        rehearse(PROBLEM, lambda rehearsal: math.nan, public=True)
 
 
 def test_what_is_on_record_is_not_tried_again(tmp_path: Path) -> None:
-    record, peak = tmp_path / "tried.jsonl", Peak(QUESTION, 1, RATES[3])
-    first = rehearse(QUESTION, peak, public=True, record=record)
+    record, peak = tmp_path / "tried.jsonl", Peak(PROBLEM, 1, RATES[3])
+    first = rehearse(PROBLEM, peak, public=True, record=record)
     assert len(record.read_text().splitlines()) == len(peak.asked)
     whole = record.read_text()
 
     def never(rehearsal: Rehearsal) -> float:
         raise AssertionError("tried again")
 
-    assert rehearse(QUESTION, never, public=True, record=record) == first
+    assert rehearse(PROBLEM, never, public=True, record=record) == first
     record.write_text(whole[:-20])  # killed while it wrote
-    again = Peak(QUESTION, 1, RATES[3])
-    assert [one.recipe for one in rehearse(QUESTION, again, public=True, record=record)] == [
-        one.recipe for one in first
-    ]
+    again = Peak(PROBLEM, 1, RATES[3])
+    assert [one.recipe for one in rehearse(PROBLEM, again, public=True, record=record)] == [one.recipe for one in first]
     assert len(again.asked) == 1
     assert len(record.read_text().splitlines()) == len(peak.asked)
     assert all(json.loads(line)["recipe"]["users"] == 600 for line in record.read_text().splitlines())
-    other = Peak(replace(QUESTION, epsilon=2.0), 1, RATES[3])
-    rehearse(replace(QUESTION, epsilon=2.0), other, public=True, record=record)
+    other = Peak(replace(PROBLEM, epsilon=2.0), 1, RATES[3])
+    rehearse(replace(PROBLEM, epsilon=2.0), other, public=True, record=record)
     assert len(other.asked) >= 30  # another σ is another rehearsal
 
 
@@ -220,10 +219,10 @@ def test_a_proxy_is_not_called_public_silently() -> None:
         raise AssertionError("trained")
 
     with pytest.raises(ValueError, match=r"must not be made of them.*public=True"):
-        rehearse(QUESTION, never, public=False)
+        rehearse(PROBLEM, never, public=False)
     for wrong in ({"recipes": 0}, {"processes": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least 1, got 0"):
-            rehearse(QUESTION, never, public=True, **wrong)
+            rehearse(PROBLEM, never, public=True, **wrong)
 
 
 def digits(hidden: int = 0) -> ArrayProxy:
@@ -232,7 +231,7 @@ def digits(hidden: int = 0) -> ArrayProxy:
 
 
 def test_several_processes_give_what_one_gives() -> None:
-    one, two = (rehearse(QUESTION, digits(), public=True, recipes=1, processes=count) for count in (1, 2))
+    one, two = (rehearse(PROBLEM, digits(), public=True, recipes=1, processes=count) for count in (1, 2))
     assert one == two
     assert 0.1 < one[0].score < 0.9
 
@@ -262,7 +261,7 @@ def test_an_array_proxy_s_gradient_is_the_mean_of_clipped_gradients(hidden: int)
 
 @pytest.mark.parametrize("hidden", [0, 16])
 def test_an_array_proxy_learns_what_is_there_to_learn(hidden: int) -> None:
-    long = replace(RECIPE, turns=20, users=300)
+    long = replace(RECIPE, participations=20, users=300)
     planned = replace(PLANNED, recipe=long, noise_multiplier=0.0, outcome=replace(PLANNED.outcome, learning_rate=1.0))
     assert digits(hidden)(Rehearsal(planned, seed=0)) > 0.85
     data = load_digits()
@@ -288,7 +287,7 @@ def test_arrays_that_are_no_proxy_are_refused(inputs, labels, hidden: int, what:
         ArrayProxy(inputs, labels, hidden=hidden)
 
 
-ASK = ["plan", "--users", "300", "--epsilon", "2", "--delta", "1e-5", "--turns", "2", "--max-rounds", "10"]
+ASK = ["plan", "--users", "300", "--epsilon", "2", "--delta", "1e-5", "--participations", "2", "--max-rounds", "10"]
 
 
 def test_the_command_line_takes_a_function_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

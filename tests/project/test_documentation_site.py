@@ -57,7 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> None:
     for page in DOCS.rglob("*.md"):
         assert (site / page.relative_to(DOCS)).with_suffix(".html").is_file()
-    assert "fedcgd calibrate" in (site / "reference" / "command_line.html").read_text()
+    assert "fedcgd account" in (site / "reference" / "command_line.html").read_text()
 
 
 def test_tutorials_are_notebooks_too_with_what_their_code_prints(site: Path) -> None:

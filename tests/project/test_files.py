@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_neither_half_a_file_nor_the_exit_code_of_a_refuted_c
 
 @pytest.mark.parametrize(
     "save",
-    [Spectrum.of([2.0, 1.0]).save, lambda path: write_mechanism(DPSGD(), path)],
+    [Spectrum.from_eigenvalues([2.0, 1.0]).save, lambda path: write_mechanism(DPSGD(), path)],
     ids=["spectrum", "mechanism"],
 )
 def test_what_other_commands_read_is_whole(save, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,14 +116,14 @@ def test_what_other_commands_read_is_whole(save, folder: Path, monkeypatch: pyte
 @pytest.mark.parametrize("output", [["--json"], []])
 def test_an_answer_that_cannot_be_printed_is_an_error_and_no_refutation(output: list[str]) -> None:
     """1 would say that a claim is refuted; a traceback says nothing to whoever has a full disk."""
-    command = ["calibrate", "--mechanism", "dp-sgd", "--rounds", "10", "--epsilon", "8", "--delta", "1e-5"]
+    command = ["account", "--mechanism", "dp-sgd", "--rounds", "10", "--epsilon", "8", "--delta", "1e-5"]
 
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fedcgd.cli.budget.print_json", full)
-        patched.setattr("fedcgd.cli.budget.show", full)
+        patched.setattr("fedcgd.cli.account.print_json", full)
+        patched.setattr("fedcgd.cli.account.show", full)
         result = run(*command, *output)
     assert result.exit_code == 2
     told = "[Errno 28] No space left on device"

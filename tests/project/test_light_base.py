@@ -11,7 +11,7 @@ import pytest
 PROGRAM = Path(__file__).parents[1] / "helpers" / "without_extras.py"
 # These compute with torch, or wrap Opacus. Whatever is not below one of them works without.
 NEED_TORCH = (
-    "fedcgd.central.examples",
+    "fedcgd.central.batches",
     "fedcgd.central.gradients",
     "fedcgd.central.ranks",
     "fedcgd.central.releases",
@@ -77,7 +77,7 @@ def test_a_server_and_a_node_run_and_their_ledger_is_verified_and_reported(
 
 def test_balls_in_bins_are_drawn_where_a_process_cannot_ask_for_its_processors() -> None:
     words = "--mechanism lambda-cgd:0.5 --rounds 20 --separation 10 --sampling balls-in-bins --epsilon 4 --delta 1e-5"
-    found = program("cli", "calibrate", *words.split(), WINDOWS="1")
+    found = program("cli", "account", *words.split(), WINDOWS="1")
     assert found.returncode == 0, found.stderr
 
 
@@ -115,7 +115,7 @@ def test_the_readme_says_what_its_blocks_need() -> None:
 def test_a_mechanism_is_optimised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
     words = "--mechanism band-mf:4 --rounds 40 --separation 8 --epsilon 2 --delta 1e-5"
-    found = program("cli", "calibrate", *words.split())
+    found = program("cli", "account", *words.split())
     assert found.returncode == 0, found.stdout + found.stderr
 
 

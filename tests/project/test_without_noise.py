@@ -92,7 +92,7 @@ def test_every_record_of_the_run_is_marked(tmp_path: Path) -> None:
         assert json.loads(printed(*words, str(path), "--json"))
     assert "a run without noise (σ = 0, for debugging) promises nothing" in printed("ledger", "compose", str(path))
     assert json.loads(printed("ledger", "compose", str(path), "--json"))["groups"][0]["planned"]["epsilon"] == "inf"
-    assert json.loads(printed("ledger", "export", str(path)))["verification"]["whole"]["epsilon"] == "inf"
+    assert json.loads(printed("ledger", "show", str(path), "--json"))["verification"]["whole"]["epsilon"] == "inf"
     for name in ("report.html", "statement.md", "statement.json"):
         printed("report", str(path), "-o", str(tmp_path / name))
         text = (tmp_path / name).read_text()
@@ -137,7 +137,7 @@ def test_what_needs_noise_refuses_to_go_without() -> None:
         PrivateEvaluation(plan=replace(NOISELESS, clip_norm=1.0), bounds={"accuracy": 1.0})
     with pytest.raises(ValueError, match="adaptive clipping measures"):
         start(NOISELESS, adaptive_clipping=AdaptiveClipping())
-    words = ["explain", "--rounds", "4", "--delta", "1e-5", "--noise-multiplier", "0"]
+    words = ["account", "--mechanism", "dp-sgd", "--rounds", "4", "--delta", "1e-5", "--noise-multiplier", "0"]
     assert run(*words).exit_code == 2
 
 

@@ -38,7 +38,9 @@ def test_people_of_a_csv_train_a_model(tmp_path: Path) -> None:
     assert len(people) == 40
     assert people["p3"][0].shape == (5, 2)
     assert people["p3"][0][0].tolist() == [np.float32(rows[3]["age"]), np.float32(rows[3]["dose"])]
-    plan = Plan(mechanism=DPSGD(), participation=Participation(rounds=25), clip_norm=1.0, noise_multiplier=0, delta=1e-3)
+    plan = Plan(
+        mechanism=DPSGD(), participation=Participation(rounds=25), clip_norm=1.0, noise_multiplier=0, delta=1e-3
+    )
     torch.manual_seed(0)
     net = page["network"](2, 2)
     strategy = CorrelatedNoise(FedAvg(), plan, key=NoiseKey.simulation(0), cohort_size=40)

@@ -47,7 +47,7 @@ def test_products_with_the_transposed_inverse(mechanism) -> None:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=name)
 def test_losses_are_those_of_descent_on_unit_vectors(mechanism) -> None:
-    quadratic = Quadratic(Spectrum.of(EIGENVALUES), RATE)
+    quadratic = Quadratic(Spectrum.from_eigenvalues(EIGENVALUES), RATE)
     c = matrix(mechanism, N)
     last = final_loss(mechanism, N, quadratic, stddev=1.5)
     assert last == pytest.approx(1.5**2 * oracle.loss(c, EIGENVALUES, RATE), rel=1e-10)
@@ -65,7 +65,7 @@ def test_the_second_criterion_is_not_the_one_that_is_printed() -> None:
     """T = 30, μ = (1, 0.3, 0.05), η = 0.5, λ = 0.7: 40 000 runs of the training loop gave 0.2890 ± 0.0011."""
     n, eigenvalues, rate = 30, np.array([1.0, 0.3, 0.05]), 0.5
     mechanism = LambdaCGD(0.7)
-    found = gradient_norm(mechanism, n, Quadratic(Spectrum.of(eigenvalues), rate))
+    found = gradient_norm(mechanism, n, Quadratic(Spectrum.from_eigenvalues(eigenvalues), rate))
     assert found == pytest.approx(0.2879, abs=5e-5)
     c = matrix(mechanism, n)
     last = np.maximum.outer(np.arange(n), np.arange(n))
@@ -82,7 +82,7 @@ def test_the_second_criterion_is_not_the_one_that_is_printed() -> None:
 def test_counts_are_directions() -> None:
     mechanism = BISR(3)
     together = Quadratic(Spectrum((1.0, 0.2), (2.0, 5.0)), 0.5)
-    apart = [Quadratic(Spectrum.of([mu]), 0.5) for mu in [1.0] * 2 + [0.2] * 5]
+    apart = [Quadratic(Spectrum.from_eigenvalues([mu]), 0.5) for mu in [1.0] * 2 + [0.2] * 5]
     assert final_loss(mechanism, N, together) == pytest.approx(sum(final_loss(mechanism, N, one) for one in apart))
     assert gradient_norm(mechanism, N, together) == pytest.approx(
         sum(gradient_norm(mechanism, N, one) for one in apart)
@@ -91,7 +91,7 @@ def test_counts_are_directions() -> None:
 
 def test_many_eigenvalues_are_taken_a_few_at_a_time() -> None:
     values = np.geomspace(1e-5, 1, 3000)
-    quadratic = Quadratic(Spectrum.of(values), 1.0)
+    quadratic = Quadratic(Spectrum.from_eigenvalues(values), 1.0)
     n = 700  # 3000 · 700 entries are more than one chunk
     a = 1 - values
     inverse = np.eye(n) - 0.5 * np.eye(n, k=-1)
@@ -104,4 +104,4 @@ def test_many_eigenvalues_are_taken_a_few_at_a_time() -> None:
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.0, 1.5, float("nan"), float("inf")])
 def test_a_learning_rate_that_diverges_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="below 2/μ = 1 "):
-        Quadratic(Spectrum.of([2.0, 0.1]), rate)
+        Quadratic(Spectrum.from_eigenvalues([2.0, 0.1]), rate)

@@ -10,7 +10,7 @@ from fedcgd.quadratic import Spectrum
 
 
 def test_equal_eigenvalues_are_counted_and_negative_ones_are_zero() -> None:
-    found = Spectrum.of([0.5, 2.0, -1.0, 0.5, 0.0])
+    found = Spectrum.from_eigenvalues([0.5, 2.0, -1.0, 0.5, 0.0])
     assert found.eigenvalues == (2.0, 0.5, 0.0)
     assert found.counts == (1.0, 2.0, 2.0)
     assert found.dimension == 5
@@ -18,7 +18,7 @@ def test_equal_eigenvalues_are_counted_and_negative_ones_are_zero() -> None:
 
 def test_the_effective_dimension_of_the_talks_examples() -> None:
     d = 16
-    low = Spectrum.of([1.0] + [1 / d] * (d - 1))
+    low = Spectrum.from_eigenvalues([1.0] + [1 / d] * (d - 1))
     assert low.effective_dimension == pytest.approx(1 + 15 / 16)
     assert Spectrum((1.0,), (d,)).effective_dimension == d
     assert Spectrum((0.0,), (3.0,)).effective_dimension == 0.0
@@ -27,13 +27,15 @@ def test_the_effective_dimension_of_the_talks_examples() -> None:
 
 def test_a_file_gives_the_same_numbers_back(tmp_path: Path) -> None:
     values = np.random.default_rng(3).exponential(size=50)
-    spectrum = Spectrum.of(values, np.linspace(0.5, 7, 50), measured_on={"model": "small", "examples": 100})
+    spectrum = Spectrum.from_eigenvalues(
+        values, np.linspace(0.5, 7, 50), measured_on={"model": "small", "examples": 100}
+    )
     spectrum.save(tmp_path / "s.json")
     again = Spectrum.load(tmp_path / "s.json")
     assert again == spectrum
     assert again.digest == spectrum.digest
     assert again.measured_on == {"model": "small", "examples": 100}
-    assert Spectrum.of(values).digest != spectrum.digest
+    assert Spectrum.from_eigenvalues(values).digest != spectrum.digest
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,6 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_mismatched_and_infinite_values_are_refused() -> None:
     with pytest.raises(ValueError, match="one count for each of the 2"):
-        Spectrum.of([1.0, 2.0], [1.0])
+        Spectrum.from_eigenvalues([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="finite, got inf"):
-        Spectrum.of([1.0, float("inf")])
+        Spectrum.from_eigenvalues([1.0, float("inf")])

@@ -13,7 +13,7 @@ from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.release import NoiseSource, RecordedReleases, array_noise, lattice_of
+from fedcgd.release import NoiseSource, ReleaseProtocol, array_noise, lattice_of
 from fedcgd.release import tensors as release_tensors
 from fedcgd.release.tensors import joint_nonce, tensor_noise
 
@@ -27,7 +27,7 @@ def opened(path: Path, plan: Plan = PLAN) -> Ledger:
     return Ledger.open(path, plan=plan, configuration={}, key=KEY)
 
 
-def released(releases: RecordedReleases, total: np.ndarray, user: str) -> np.ndarray:
+def released(releases: ReleaseProtocol, total: np.ndarray, user: str) -> np.ndarray:
     attempt = releases.plan_round([user])
     releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
     releases.record(attempt, total.tobytes())
@@ -39,7 +39,7 @@ def test_what_is_released_is_the_sum_and_the_rows_of_the_inverse(tmp_path: Path)
     lattice = lattice_of(PLAN, SIZE)
     sums = np.random.default_rng(1).integers(-1000, 1000, (ROUNDS, SIZE))
     with opened(tmp_path / "run.db") as ledger:
-        releases = RecordedReleases(ledger, PLAN, KEY)
+        releases = ReleaseProtocol(ledger, PLAN, KEY)
         found = [released(releases, row.copy(), f"user-{i}") for i, row in enumerate(sums)]
         nonces = ledger.resume().nonces
         assert releases.count == ROUNDS
@@ -73,7 +73,7 @@ def test_the_nonce_is_on_record_before_there_is_noise_of_it(tmp_path: Path, monk
     ):
         watch(owner, name)
     with opened(tmp_path / "run.db") as ledger:
-        released(RecordedReleases(ledger, PLAN, KEY), np.zeros(SIZE, np.int64), "ann")
+        released(ReleaseProtocol(ledger, PLAN, KEY), np.zeros(SIZE, np.int64), "ann")
     assert order == ["nonce_of", "record_aggregated", "add", "record_released"]
 
 
@@ -124,7 +124,7 @@ def test_arrays_and_tensors_have_the_same_noise() -> None:
 
 def test_a_round_that_fails_is_tried_again_under_another_nonce(tmp_path: Path) -> None:
     with opened(tmp_path / "run.db") as ledger:
-        releases = RecordedReleases(ledger, PLAN, KEY)
+        releases = ReleaseProtocol(ledger, PLAN, KEY)
         total, again = np.zeros(SIZE, np.int64), np.zeros(SIZE, np.int64)
         attempt = releases.plan_round(["ann"])
         releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
@@ -135,14 +135,14 @@ def test_a_round_that_fails_is_tried_again_under_another_nonce(tmp_path: Path) -
         assert not np.array_equal(total, released(releases, again, "ann"))
         assert releases.count == 1
         # A second owner goes on from the ledger, and from its nonces.
-        assert RecordedReleases(ledger, PLAN, KEY).count == 1
+        assert ReleaseProtocol(ledger, PLAN, KEY).count == 1
     releases.abandon("after the ledger was closed: what is raised elsewhere is not hidden")
 
 
 def test_a_sum_that_has_no_noise_is_not_recorded_as_released(tmp_path: Path) -> None:
     """Noise that was made before the run was resumed, or for the round before, is none."""
     with opened(tmp_path / "run.db") as ledger:
-        releases, total = RecordedReleases(ledger, PLAN, KEY), np.zeros(SIZE, np.int64)
+        releases, total = ReleaseProtocol(ledger, PLAN, KEY), np.zeros(SIZE, np.int64)
         attempt = releases.plan_round(["alice"])
         releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
         releases.resume()
@@ -158,11 +158,11 @@ def test_a_sum_that_has_no_noise_is_not_recorded_as_released(tmp_path: Path) -> 
 
 def test_a_resumed_run_is_not_opening_what_was_opened_before(tmp_path: Path) -> None:
     with opened(tmp_path / "run.db") as ledger:
-        releases = RecordedReleases(ledger, PLAN, KEY)
-        releases.add_noise_of_keepers(7)
-        assert releases.is_opening
+        releases = ReleaseProtocol(ledger, PLAN, KEY)
+        releases.leave_noise_to_others(7)
+        assert releases.is_consumed
         releases.resume()
-        assert not releases.is_opening
+        assert not releases.is_consumed
 
 
 def test_noise_is_in_steps_of_the_lattice_that_the_sum_is_on(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_noise_is_in_steps_of_the_lattice_that_the_sum_is_on(tmp_path: Path) -> 
     size = 20_000
     first = lattice_of(PLAN, size)
     with opened(tmp_path / "run.db") as ledger:
-        releases = RecordedReleases(ledger, PLAN, KEY)
+        releases = ReleaseProtocol(ledger, PLAN, KEY)
         for lattice, rows in ((first, 1), (Lattice(4 * first.step), 2), (first, 2)):
             total = np.zeros(size, np.int64)
             attempt = releases.plan_round([f"user-{releases.count}"])
@@ -199,8 +199,8 @@ def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
             "fedcgd/keepers/keeper.py",
             "fedcgd/opacus/round_noise.py",
         },
-        "record_aggregated": {"fedcgd/release/recorded.py", "fedcgd/central/releases.py"},
-        "record_released": {"fedcgd/release/recorded.py", "fedcgd/central/releases.py"},
+        "record_aggregated": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
+        "record_released": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
     }
 
 

@@ -32,8 +32,8 @@ def test_all_runs_promise_the_same_within_the_same_limits(settings) -> None:
         assert plan.guarantee().epsilon == pytest.approx(2.0, rel=1e-3)
         assert one.cohort <= COHORT
         if one.sampling == "none":
-            assert participation.participations <= TASK.turns
-        assert abs(participation.rounds * one.cohort - TASK.users * TASK.turns) <= one.cohort
+            assert participation.participations <= TASK.participations
+        assert abs(participation.rounds * one.cohort - TASK.users * TASK.participations) <= one.cohort
 
 
 def test_the_plan_keeps_nothing_secret_and_is_correlated(settings) -> None:

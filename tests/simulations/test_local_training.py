@@ -25,7 +25,7 @@ def test_together_as_one_by_one(name: str, proximal: float) -> None:
     expected, counted = sequential_training(alone)(work, CONTEXT)
     found, answered = train_many(task, work, EXAMPLES, PARTS.__getitem__, local)
     assert counted == answered == 5
-    step = work.grid.step
+    step = work.clipping.grid.step
     assert np.linalg.norm(expected * step) > 0.2
     np.testing.assert_allclose(found * step, expected * step, atol=2e-5)
 

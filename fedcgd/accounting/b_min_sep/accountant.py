@@ -7,7 +7,7 @@ from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.bounds import by_blocks, by_coins, largest_singular_value
 from fedcgd.accounting.random_participation import SecretRoundsAccountant
 from fedcgd.accounting.random_participation.columns import columns_of
-from fedcgd.accounting.random_participation.search import Question
+from fedcgd.accounting.random_participation.search import Problem
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation
@@ -20,17 +20,17 @@ class BMinSepAccountant(SecretRoundsAccountant):
     def laws(self, released: int) -> tuple[Sampled, ...]:
         return _laws(self.mechanism, self.participation, released)
 
-    def _question(self, released: int) -> Question:
-        return _question(self.mechanism, self.participation, released)
+    def _problem(self, released: int) -> Problem:
+        return _problem(self.mechanism, self.participation, released)
 
 
 @lru_cache(maxsize=4)
-def _question(mechanism: Mechanism, participation: Participation, released: int) -> Question:
+def _problem(mechanism: Mechanism, participation: Participation, released: int) -> Problem:
     rate = participation.sampling_rate
     assert rate is not None
     columns = columns_of(mechanism, participation.rounds, participation.min_separation, released)
     law = BMinSepLaw(released, participation.min_separation, rate, participation.warm_start)
-    return Question(columns, law)
+    return Problem(columns, law)
 
 
 @lru_cache(maxsize=8)

@@ -75,49 +75,49 @@ Draw = Callable[[np.random.Generator, Tables, Indices, Indices], tuple[Turns, Ve
 there is none; and θ·K̃ of each pair."""
 
 
-def in_numpy(generator: np.random.Generator, of: Tables, first: Indices, second: Indices) -> tuple[Turns, Vector]:
+def in_numpy(generator: np.random.Generator, tables: Tables, first: Indices, second: Indices) -> tuple[Turns, Vector]:
     """As `Draw` says."""
-    n, count = of.rounds, len(first)
-    turns, used = np.full((2, of.most, count), n, dtype=np.int32), np.zeros((2, count), dtype=np.int64)
-    drawn, rests = np.zeros(count), of.rests
+    n, count = tables.rounds, len(first)
+    turns, used = np.full((2, tables.most, count), n, dtype=np.int32), np.zeros((2, count), dtype=np.int64)
+    drawn, rests = np.zeros(count), tables.rests
     t, place = np.zeros(count, dtype=np.int64), np.arange(count)
     while True:
-        wait = np.maximum(0, of.separation - np.maximum(of.ages[first], of.ages[second]))
-        t, first, second = t + wait, of.passed(first, wait), of.passed(second, wait)
+        wait = np.maximum(0, tables.separation - np.maximum(tables.ages[first], tables.ages[second]))
+        t, first, second = t + wait, tables.passed(first, wait), tables.passed(second, wait)
         t, first, second, place = (each[t < n] for each in (t, first, second, place))
-        quiet = _quiet(of, rests, t, first, second, generator.random(len(t)))
-        t, first, second = t + quiet, of.passed(first, quiet), of.passed(second, quiet)
+        quiet = _quiet(tables, rests, t, first, second, generator.random(len(t)))
+        t, first, second = t + quiet, tables.passed(first, quiet), tables.passed(second, quiet)
         t, first, second, place = (each[t < n] for each in (t, first, second, place))
         if not len(t):
             return turns, drawn
-        *with_them, gained = _taking_part(of, t, first, second, generator.random(len(t)))
+        *with_them, gained = _taking_part(tables, t, first, second, generator.random(len(t)))
         drawn[place] += gained
         for user, taking_part in enumerate(with_them):
             here = place[taking_part]
             turns[user, used[user, here], here] = t[taking_part]
             used[user, here] += 1
         first, second = (
-            np.where(taking_part, of.taken[state] * of.limit, of.passed(state, np.ones_like(state)))
+            np.where(taking_part, tables.taken[state] * tables.limit, tables.passed(state, np.ones_like(state)))
             for taking_part, state in zip(with_them, (first, second), strict=True)
         )
         t = t + 1
 
 
-def _quiet(of: Tables, rests: Vector, t: Indices, first: Indices, second: Indices, u: Vector) -> Indices:
+def _quiet(tables: Tables, rests: Vector, t: Indices, first: Indices, second: Indices, u: Vector) -> Indices:
     """How many rounds from t on nobody takes part, at least one of the two states free: n − t for all that are left.
 
     While nobody does, states follow from each other. So that it lasts m rounds has as its probability a quotient of weights.
     """
-    bound = [np.maximum(0, of.separation - of.ages[state]) for state in (first, second)]
+    bound = [np.maximum(0, tables.separation - tables.ages[state]) for state in (first, second)]
 
     def weight(rounds: Indices) -> Vector:
         free = sum(np.maximum(0, rounds - each) for each in bound)
-        one, two = of.passed(first, rounds), of.passed(second, rounds)
-        swap = of.free_index[two] < 0
-        other, index = np.where(swap, two, one), of.free_index[np.where(swap, one, two)]
-        return np.asarray(rests[free] * of.waiting[t + rounds, other, index])
+        one, two = tables.passed(first, rounds), tables.passed(second, rounds)
+        swap = tables.free_index[two] < 0
+        other, index = np.where(swap, two, one), tables.free_index[np.where(swap, one, two)]
+        return np.asarray(rests[free] * tables.waiting[t + rounds, other, index])
 
-    low, high = np.zeros_like(t), of.rounds - t + 1  # lasts so long, and not so long
+    low, high = np.zeros_like(t), tables.rounds - t + 1  # lasts so long, and not so long
     limit = u * weight(low)
     for _ in range(int(high.max(initial=1)).bit_length()):
         middle = (low + high) // 2
@@ -126,23 +126,23 @@ def _quiet(of: Tables, rests: Vector, t: Indices, first: Indices, second: Indice
     return low
 
 
-def _taking_part(of: Tables, t: Indices, first: Indices, second: Indices, u: Vector) -> tuple[Flags, Flags, Vector]:
+def _taking_part(tables: Tables, t: Indices, first: Indices, second: Indices, u: Vector) -> tuple[Flags, Flags, Vector]:
     """Who does in round t, if somebody does, and θ·K̃ of it; by the states before, of which at least one is free."""
-    p, taken = of.rate, of.taken
-    is_free = of.free_index >= 0
+    p, taken = tables.rate, tables.taken
+    is_free = tables.free_index >= 0
     swap = ~is_free[second]
     free, other = np.where(swap, first, second), np.where(swap, second, first)
     either = is_free[other]
-    by_other, by_free = of.gained[t, other], of.gained[t, free]
-    alone = np.where(either, p * (1 - p), p) * by_other * of.after[t, taken[free], other]
-    other_alone = np.where(either, p * (1 - p), 0.0) * by_free * of.after[t, taken[other], free]
-    together = by_other * by_free * of.gained_together[t]
-    pair = np.where(either, p * p, 0.0) * together * of.both[t, taken[free], taken[other]]
+    by_other, by_free = tables.gained[t, other], tables.gained[t, free]
+    alone = np.where(either, p * (1 - p), p) * by_other * tables.after[t, taken[free], other]
+    other_alone = np.where(either, p * (1 - p), 0.0) * by_free * tables.after[t, taken[other], free]
+    together = by_other * by_free * tables.gained_together[t]
+    pair = np.where(either, p * p, 0.0) * together * tables.both[t, taken[free], taken[other]]
     u = u * (alone + other_alone + pair)
     with_free = (u < alone) | (u >= alone + other_alone)
     with_other = either & (u >= alone)
-    gained = with_free * of.overlaps[t, other] + with_other * of.overlaps[t, free]
-    gained += (with_free & with_other) * of.together[t]
+    gained = with_free * tables.overlaps[t, other] + with_other * tables.overlaps[t, free]
+    gained += (with_free & with_other) * tables.together[t]
     return np.where(swap, with_free, with_other), np.where(swap, with_other, with_free), gained
 
 
@@ -168,15 +168,24 @@ def _load() -> Draw:
         library(Path(__file__).with_suffix(".c")), "draw", [*arguments, array(np.int32), indices, doubles, indices]
     )
 
-    def draw(generator: np.random.Generator, of: Tables, first: Indices, second: Indices) -> tuple[Turns, Vector]:
-        count, most = len(first), of.most
-        turns, drawn = np.full((2, most, count), of.rounds, dtype=np.int32), np.zeros(count)
-        own = [np.ascontiguousarray(each, dtype=np.int64) for each in (of.ages, of.free_index, of.taken)]
-        weights = (of.waiting, of.after, of.both, of.overlaps, of.gained, of.together, of.gained_together, of.rests)
+    def draw(generator: np.random.Generator, tables: Tables, first: Indices, second: Indices) -> tuple[Turns, Vector]:
+        count, most = len(first), tables.most
+        turns, drawn = np.full((2, most, count), tables.rounds, dtype=np.int32), np.zeros(count)
+        own = [np.ascontiguousarray(each, dtype=np.int64) for each in (tables.ages, tables.free_index, tables.taken)]
+        weights = (
+            tables.waiting,
+            tables.after,
+            tables.both,
+            tables.overlaps,
+            tables.gained,
+            tables.together,
+            tables.gained_together,
+            tables.rests,
+        )
         own += [np.ascontiguousarray(each, dtype=np.float64) for each in weights]
-        _, states, free = of.waiting.shape
-        sizes = of.rounds, of.separation, of.limit, states, free, of.after.shape[1]
-        given = _Tables(*sizes, of.rate, *(each.ctypes.data for each in own))
+        _, states, free = tables.waiting.shape
+        sizes = tables.rounds, tables.separation, tables.limit, states, free, tables.after.shape[1]
+        given = _Tables(*sizes, tables.rate, *(each.ctypes.data for each in own))
         bits = generator.bit_generator.ctypes
         code(
             ctypes.cast(bits.next_double, c_void_p),

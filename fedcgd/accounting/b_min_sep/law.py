@@ -17,8 +17,8 @@ class BMinSepLaw(Coins, PairedLaw):
 
     def likelihood(self, columns: Columns, sigma: float) -> BMinSepLikelihood:
         """S of C = `columns` with noise `sigma`."""
-        return BMinSepLikelihood.of(columns, self, sigma)
+        return BMinSepLikelihood.from_columns(columns, self, sigma)
 
     def pairs(self, columns: Columns, scale: float) -> PairChain:
         """Pairs for θ/σ² = `scale`. Raises ValueError if their tables would be too large."""
-        return PairChain.of(columns, self, scale)
+        return PairChain.from_columns(columns, self, scale)

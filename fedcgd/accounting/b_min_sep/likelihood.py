@@ -21,16 +21,12 @@ import numpy as np
 
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.recursion import Indices, Step, recursions
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import LARGEST
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_GOAL = 2e-3  # for the distance of the two bounds on log S
-_COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_DEPTHS = (1.5, 3.0, 5.0)  # −log of the least of the points that are not 0, beside the largest
-_AT_ONCE = 64  # rounds
-_POINTS = 12  # through which a draw goes in the time that the rest of it takes
-_TRIALS = 8  # draws that a grid is chosen by
+_CHAINS = EFFORT.chains
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +44,7 @@ class BMinSepLikelihood:
     """About the distance of the two bounds on log S."""
 
     @staticmethod
-    def of(columns: Columns, law: Coins, sigma: float) -> "BMinSepLikelihood":
+    def from_columns(columns: Columns, law: Coins, sigma: float) -> "BMinSepLikelihood":
         """Of `columns` with noise `sigma`."""
         plain = BMinSepLikelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
         return _with_grid(plain, columns, sigma) if columns.amplitude else plain
@@ -56,13 +52,13 @@ class BMinSepLikelihood:
     @property
     def cost(self) -> float:
         """About the time that a draw takes, in units of one with few points or none."""
-        return 1.0 if self.grid is None else 1.0 + len(self.grid.points) / _POINTS
+        return 1.0 if self.grid is None else 1.0 + len(self.grid.points) / _CHAINS.points_per_draw
 
     def weights(self, x: Matrix) -> Matrix:
         """p·exp(x_t − e_t), shape (n, draws)."""
         found = np.empty(x.shape)
-        for start in range(0, len(x), _AT_ONCE):  # a few rounds, which the cache holds
-            rounds = slice(start, start + _AT_ONCE)
+        for start in range(0, len(x), 64):  # a few rounds, which the cache holds
+            rounds = slice(start, start + 64)
             here = np.subtract(x[rounds], self.halves[rounds, None], out=found[rounds])
             np.exp(np.minimum(here, 700.0, out=here), out=here)
             here *= self.law.rate
@@ -110,12 +106,12 @@ def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMin
     """With about the fewest points whose bounds are near each other, as some draws of a user's rounds and the noise show."""
     generator = np.random.default_rng(0)
     law = plain.law
-    rounds = generator.random((law.rounds, _TRIALS)) < law.expected_rate
+    rounds = generator.random((law.rounds, _CHAINS.trials)) < law.expected_rate
     y = columns.forward(rounds.astype(float)) + sigma * generator.standard_normal(rounds.shape)
     x = columns.adjoint(y) / sigma**2
     nearest, best = math.inf, None
-    for count in _COUNTS:
-        for depth in _DEPTHS if count > 2 else _DEPTHS[:1]:
+    for count in _CHAINS.points:
+        for depth in _CHAINS.depths if count > 2 else _CHAINS.depths[:1]:
             log_step = depth / max(count - 2, 1)
             roots = round(-math.log(columns.ratio) / log_step)
             step = columns.ratio ** (1 / roots) if roots else math.exp(-log_step)
@@ -125,7 +121,7 @@ def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMin
             gap = float(np.mean(np.log(upper) - np.log(lower)))
             if best is None or gap < nearest:
                 nearest, best = gap, replace(found, gap=gap)
-        if nearest <= _GOAL:
+        if nearest <= _CHAINS.gap[0]:
             break
     assert best is not None  # one of the grids is there, however far its bounds are from each other
     return best

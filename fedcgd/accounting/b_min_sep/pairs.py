@@ -16,13 +16,12 @@ import numpy as np
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, in_numpy, passed
 from fedcgd.accounting.b_min_sep.recursion import Indices
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_ENTRIES = 2**25  # of a table: 0.25 GiB
-_FADED = 0.02  # part of a round that is too little to follow
-_LEVEL = 0.45  # from one level to the next
+_CHAINS = EFFORT.chains
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,28 +35,30 @@ class States:
     ratio: float
 
     @staticmethod
-    def of(columns: Columns, law: Coins) -> "States":
+    def from_columns(columns: Columns, law: Coins) -> "States":
         """Those that can be told apart in tables of a size that memory holds. Raises ValueError if not even the ages can."""
         n, b = law.rounds, law.separation
-        if n * b > _ENTRIES:
+        if n * b > EFFORT.memory.table:
             raise ValueError(
                 f"{n} rounds, {b} apart, need tables of {n * b:.2g} numbers; the accounting of random participation "
-                f"takes at most {_ENTRIES:.2g}: use fewer rounds or a smaller min_separation"
+                f"takes at most {EFFORT.memory.table:.2g}: use fewer rounds or a smaller min_separation"
             )
         if not columns.amplitude:
             return States(b, b, np.zeros(1), 0.0)
         power = columns.ratio**b
         top = power / (1 - power)
-        limit = max(b, math.ceil(math.log(_FADED) / math.log(columns.ratio)))
-        count = 1 + max(0, math.ceil(math.log(_FADED / top) / math.log(_LEVEL))) if top > _FADED else 1
-        while n * count**2 * limit * (limit - b + 1) > _ENTRIES and (limit > b or count > 1):
+        limit = max(b, math.ceil(math.log(_CHAINS.faded) / math.log(columns.ratio)))
+        count = (
+            1 + max(0, math.ceil(math.log(_CHAINS.faded / top) / math.log(_CHAINS.level))) if top > _CHAINS.faded else 1
+        )
+        while n * count**2 * limit * (limit - b + 1) > EFFORT.memory.table and (limit > b or count > 1):
             if count > 2 and (limit - b) < 4 * count:
                 count -= 1
             elif limit > b:
                 limit -= max(1, (limit - b) // 6)
             else:
                 count -= 1
-        return States(limit, b, np.asarray(top * _LEVEL ** np.arange(count - 1, -1, -1.0)), columns.ratio)
+        return States(limit, b, np.asarray(top * _CHAINS.level ** np.arange(count - 1, -1, -1.0)), columns.ratio)
 
     @cached_property
     def ages(self) -> Indices:
@@ -122,9 +123,9 @@ class PairChain:
     """log E exp(θ·K̃). Infinite if it overflows."""
 
     @staticmethod
-    def of(columns: Columns, law: Coins, scale: float) -> "PairChain":
+    def from_columns(columns: Columns, law: Coins, scale: float) -> "PairChain":
         """For θ/σ² = `scale`. Raises ValueError if its tables would be too large."""
-        states = States.of(columns, law)
+        states = States.from_columns(columns, law)
         overlaps, together = states.overlaps(columns) * scale, columns.squares * scale
         start = np.zeros(len(states.ages))
         start[: law.separation][::-1] = (
@@ -138,7 +139,7 @@ class PairChain:
             waiting, after, both = _backwards(gained, gained_together, law, states)
             used = np.flatnonzero(start)
             total = float(
-                start[used] @ _Meeting.of(used[:, None], used[None, :], states).value(waiting, 0) @ start[used]
+                start[used] @ _Meeting.from_states(used[:, None], used[None, :], states).value(waiting, 0) @ start[used]
             )
         log_total = math.log(total) if 0 < total < math.inf else math.inf
         own = law.rounds, law.separation, states.limit, law.rate, states.ages, states.free_index, states.taken
@@ -154,7 +155,7 @@ class PairChain:
 
     def _drawn_start(self, generator: np.random.Generator, count: int) -> tuple[Indices, Indices]:
         used = np.flatnonzero(self.start)
-        value = _Meeting.of(used[:, None], used[None, :], self.states).value(self.tables.waiting, 0)
+        value = _Meeting.from_states(used[:, None], used[None, :], self.states).value(self.tables.waiting, 0)
         cumulative = np.cumsum((value * self.start[used][:, None] * self.start[used]).ravel())
         drawn = np.searchsorted(cumulative, generator.random(count) * cumulative[-1], side="right")
         drawn = np.minimum(drawn, len(cumulative) - 1)
@@ -170,7 +171,7 @@ class _Meeting:
     free: Indices
 
     @staticmethod
-    def of(one: Indices, two: Indices, states: States) -> "_Meeting":
+    def from_states(one: Indices, two: Indices, states: States) -> "_Meeting":
         wait = np.maximum(0, states.separation - np.maximum(states.ages[one], states.ages[two]))
         one, two = (passed(state, wait, states.ages, states.limit) for state in (one, two))
         swap = states.free_index[two] < 0
@@ -188,8 +189,8 @@ def _backwards(gained: Matrix, together: Vector, law: Coins, states: States) -> 
     free = np.flatnonzero(states.ages >= states.separation)
     later_free = states.free_index[later[free]]
     fresh = np.arange(levels) * states.limit
-    one_took = _Meeting.of(fresh[:, None], later[None, :], states)
-    both_took = _Meeting.of(fresh[:, None], fresh[None, :], states)
+    one_took = _Meeting.from_states(fresh[:, None], later[None, :], states)
+    both_took = _Meeting.from_states(fresh[:, None], fresh[None, :], states)
     waiting = np.ones((n + 1, len(every), len(free)))
     after, both = np.ones((n, levels, len(every))), np.ones((n, levels, levels))
     is_free = np.zeros(len(every), dtype=bool)

@@ -13,7 +13,7 @@ from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.bounds import by_norm, largest_singular_value
 from fedcgd.accounting.random_participation import SecretRoundsAccountant
 from fedcgd.accounting.random_participation.columns import columns_of
-from fedcgd.accounting.random_participation.search import Question
+from fedcgd.accounting.random_participation.search import Problem
 from fedcgd.accounting.sampled import OneOf, Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.mechanism import Matrix
@@ -69,9 +69,9 @@ class BallsInBinsAccountant(SecretRoundsAccountant):
     def _bins(self, released: int) -> Bins:
         return _bins_of(self.mechanism, self.participation, released)
 
-    def _question(self, released: int) -> Question:
+    def _problem(self, released: int) -> Problem:
         bins = self._bins(released)
-        return Question(bins, BinLaw(bins.rounds))
+        return Problem(bins, BinLaw(bins.rounds))
 
 
 @lru_cache(maxsize=2)

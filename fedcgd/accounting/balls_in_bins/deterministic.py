@@ -8,27 +8,19 @@ from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Bound, Progress
 from fedcgd.accounting.balls_in_bins.add import add_bound
 from fedcgd.accounting.balls_in_bins.markov_chain import (
-    FINE,
     LARGEST_EXPONENT,
-    ROUGH,
     Chain,
-    Fineness,
     chain_bound,
     chains_of,
 )
 from fedcgd.accounting.balls_in_bins.remove import remove_bound
+from fedcgd.accounting.effort import BINS, Fineness
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.accounting.random_participation.search import LEAST_EPSILON
 from fedcgd.accounting.sampled import LARGEST_MULTIPLIER
 from fedcgd.mechanisms.mechanism import Matrix
 
 METHOD = "dominating Markov chain (Kahane's inequality) on a grid that errs upwards, both directions"
-
-_IGNORED = 1e-3  # of δ, for the ends of the grids
-_NEAR = 0.05  # how far log δ may stay below the target; 0.3 % of σ or so
-_SLOPE = 4.0  # of −log δ over log x, at least
-_REFINEMENTS = 6
-_STEPS = 50  # of a search, about
 
 
 def calibrate(gram: Matrix, *, epsilon: float, delta: float, progress: Progress) -> Bound:
@@ -55,11 +47,11 @@ def delta(gram: Matrix, *, sigma: float, epsilon: float, progress: Progress) -> 
     chains = chains_of(gram)
     if len(gram) == 1 or not chains:
         return Bound(highest, METHOD)
-    rough = [_both(chain, gram, sigma, epsilon, highest, 0.0, ROUGH) for chain in chains]
+    rough = [_both(chain, gram, sigma, epsilon, highest, 0.0, BINS.rough) for chain in chains]
     least = min(rough)
     progress(f"δ ≤ {least:.3g}")
     best = chains[rough.index(least)]
-    fine = _both(best, gram, sigma, epsilon, min(highest, least), 0.0, FINE)
+    fine = _both(best, gram, sigma, epsilon, min(highest, least), 0.0, BINS.fine)
     return Bound(min(highest, least, fine), METHOD)
 
 
@@ -75,7 +67,7 @@ def _both(
 
     `scale` is about what δ to expect.
     """
-    ignore = max(_IGNORED * scale, LEAST_DELTA)
+    ignore = max(BINS.ignored * scale, LEAST_DELTA)
     adding = add_bound(gram / sigma**2, epsilon)
     if adding > enough:
         bound = chain_bound(chain, sigma=sigma, epsilon=epsilon, ignore=ignore, fineness=fineness, adding=True)
@@ -97,41 +89,39 @@ def _least(
     if len(gram) == 1 or not chains:
         return highest
 
-    tries = count(1)
+    (steepness, refinements, about), tries = BINS.search, count(1)
 
     def excess(x: float, chain: Chain, fineness: Fineness) -> float:
         found = math.log(_both(chain, gram, *at(x), delta, delta, fineness) / delta)
         number = next(tries)
-        progress(
-            f"{x:.6g}: {'enough' if found <= 0 else 'not enough'}, {number + 1} of about {max(_STEPS, number + 2)}"
-        )
+        progress(f"{x:.6g}: {'enough' if found <= 0 else 'not enough'}, {number + 1} of about {max(about, number + 2)}")
         return found
 
     # Some of `chains` is enough at `high`, by the rough bound; none at `low`.
     low, high = 0.0, highest
     while low < high * 0.98 and high > lowest:
         middle = math.sqrt(low * high) if low else high * 0.7
-        enough = [chain for chain in chains if excess(middle, chain, ROUGH) <= 0]
+        enough = [chain for chain in chains if excess(middle, chain, BINS.rough) <= 0]
         if enough:
             high, chains = middle, enough
         else:
             low = middle
     if not low:
         return high
-    best = min(chains, key=lambda chain: excess(high, chain, ROUGH))
+    best = min(chains, key=lambda chain: excess(high, chain, BINS.rough))
     x, found = high, highest
-    slope = max((excess(low, best, ROUGH) - excess(high, best, ROUGH)) / math.log(high / low), _SLOPE)
+    slope = max((excess(low, best, BINS.rough) - excess(high, best, BINS.rough)) / math.log(high / low), steepness)
     last: tuple[float, float] | None = None
-    for _ in range(_REFINEMENTS):
-        above = excess(x, best, FINE)
+    for _ in range(refinements):
+        above = excess(x, best, BINS.fine)
         if above <= 0:
             found = x
-        if -_NEAR < above <= 0:
+        if -BINS.near < above <= 0:
             break
         if last is not None:
-            slope = max((last[1] - above) / math.log(x / last[0]), _SLOPE)
+            slope = max((last[1] - above) / math.log(x / last[0]), steepness)
         last = (x, above)
-        x *= math.exp((above + _NEAR / 3) / slope)
+        x *= math.exp((above + BINS.near / 3) / slope)
         if x >= found:
             break
     return found

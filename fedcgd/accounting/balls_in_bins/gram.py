@@ -3,12 +3,12 @@
 import numpy as np
 
 from fedcgd.accounting.coverage import non_negative
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sum_of_leftmost
 from fedcgd.participation import Participation
 
-_CHUNK = 2**24  # entries of C at a time
 _JITTER = 1e-11
 
 
@@ -16,16 +16,10 @@ def bin_gram(mechanism: Mechanism, participation: Participation, released: int |
     """G[i, j] = ⟨m_i, m_j⟩ with m_j = Σ_i C[:, j + ib] for the bins j < b, shape (b, b), float64.
 
     With `released`, of that many first rows of C: a bin whose rounds are all later has m_j = 0. O(n·b) time and O(n + b²)
-    memory for Toeplitz C, O(n²) time and O(n·b) memory otherwise. Raises ValueError if n is not a multiple of b, if k ≠ n/b,
-    or if an entry of C is negative, by more than rounding: then nobody has proven which pair of inputs is the worst.
+    memory for Toeplitz C, O(n²) time and O(n·b) memory otherwise. Raises ValueError if an entry of C
+    is negative, by more than rounding: then nobody has proven which pair of inputs is the worst.
     """
     n, b = participation.rounds, participation.min_separation
-    if n % b:
-        raise ValueError(f"balls-in-bins needs rounds to be a multiple of the bins, got {n} rounds and {b} bins")
-    if participation.participations != n // b:
-        raise ValueError(
-            f"balls-in-bins has every user in every epoch: {n // b} participations, got {participation.participations}"
-        )
     end = n if released is None else released
     gram = (
         _toeplitz_gram(mechanism, n, b, end) if isinstance(mechanism, Toeplitz) else _dense_gram(mechanism, n, b, end)
@@ -49,7 +43,7 @@ def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int, end: int) -> Matrix:
 
 def _dense_gram(mechanism: Mechanism, n: int, b: int, end: int) -> Matrix:
     sums = np.zeros((end, b))
-    step = max(1, _CHUNK // n)
+    step = max(1, EFFORT.memory.matrix // n)
     for epoch in range(0, end, b):
         for start in range(0, b, step):
             bins = np.arange(start, min(b, start + step))

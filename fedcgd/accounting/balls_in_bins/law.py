@@ -92,7 +92,7 @@ class BinLaw:
 
     def tuples(self, columns: Bins, sigma: float, order: int) -> StarProposal:
         """Those of `order` bins."""
-        return StarProposal.of(columns.gram / sigma**2, order)
+        return StarProposal.from_gram(columns.gram / sigma**2, order)
 
     def adding(self, columns: Bins, sigma: float, epsilon: float) -> float:
         """A bound on δ of adding a user that needs no draws."""

@@ -26,26 +26,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from fedcgd.accounting.effort import BINS, Fineness
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.native.threads import one_thread
 
-
-@dataclass(frozen=True)
-class Fineness:
-    """Steps of x beside √(1 − ρ²), of w in standard deviations, and the nodes for s: finer is tighter and slower."""
-
-    step: float
-    factor_step: float
-    nodes: int
-
-
-_LARGEST_DECAY = 0.995  # beyond it the grid would be too large
 LARGEST_EXPONENT = 20.0  # sensitivity over σ
 _LARGEST_EPSILON = 200.0
-_BLOCK = 16  # rows of a grid that are worked on at a time, so that they stay in the cache
 _LARGEST_PRICE = 600.0  # log of what neither overflows nor underflows
-
-ROUGH, FINE = Fineness(0.5, 1.2, 400), Fineness(0.18, 0.8, 900)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +70,7 @@ def chains_of(gram: Matrix) -> list[Chain]:
             beta = np.sqrt(common + (1 - common) * outer) * (1 + 1e-12)
             if all(abs(decay - chain.decay) > 1e-3 for chain in chains[1:]):
                 chains.append(Chain(decay, deviation, np.sqrt((1 - common) * (1 - outer)), beta))
-    return [chain for chain in chains if chain.decay < _LARGEST_DECAY]
+    return [chain for chain in chains if chain.decay < BINS.decay]
 
 
 def _decay(largest: list[float], common: float) -> float:
@@ -120,7 +107,7 @@ def chain_bound(
         for m, v in ((before, innovation), (np.zeros(1), 1.0))
     ]
     sums = _sums(own, shared, a, fineness.nodes, adding)
-    blocks = [slice(i, i + _BLOCK) for i in range(0, len(x), _BLOCK)]
+    blocks = [slice(i, i + 16) for i in range(0, len(x), 16)]
     reach = chain.decay ** np.maximum(np.arange(b) - np.arange(b)[:, None], 0)  # [j, i]: ρ^(i − j)
 
     def given(w: float) -> float:

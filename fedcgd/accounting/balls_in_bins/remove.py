@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 
+from fedcgd.accounting.effort import BINS
 from fedcgd.accounting.random_participation.tuples import largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix
 
 _LARGEST_EXPONENT = 300.0
 _LARGEST_ORDER = 128
-_MOST_TRIPLES = 1000  # bins, of which all triples are added up: a tenth of a second
 
 
 def remove_bound(gram: Matrix, epsilon: float) -> float:
@@ -31,7 +31,7 @@ def remove_bound(gram: Matrix, epsilon: float) -> float:
         product *= powers  # exp((r − 1)·G)
         if r == 2:
             log_moment = math.log(float(powers.mean()))
-        elif r == 3 and len(gram) <= _MOST_TRIPLES:
+        elif r == 3 and len(gram) <= BINS.triples:
             log_moment = math.log(float(np.mean(powers * (powers @ powers))) / len(gram))
         else:
             log_moment += math.log(float(product.mean(axis=0).max()))

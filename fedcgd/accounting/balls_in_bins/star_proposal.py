@@ -28,7 +28,7 @@ class StarProposal:
     """Row after row: the cumulative weights of the leaves, row i from i to i + 1."""
 
     @staticmethod
-    def of(gram: Matrix, order: int) -> "StarProposal":
+    def from_gram(gram: Matrix, order: int) -> "StarProposal":
         """With an infinite total if order/2·G overflows."""
         bins = len(gram)
         leaves = np.exp(np.minimum(order / 2 * gram, 700.0))

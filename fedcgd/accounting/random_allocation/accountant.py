@@ -12,7 +12,7 @@ from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
 from fedcgd.accounting.random_allocation.one_band import epochs_of
 from fedcgd.accounting.random_participation import SecretRoundsAccountant
 from fedcgd.accounting.random_participation.columns import Columns, columns_of
-from fedcgd.accounting.random_participation.search import Question
+from fedcgd.accounting.random_participation.search import Problem
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import bandwidth
 
@@ -25,15 +25,15 @@ class BandsAccountant(SecretRoundsAccountant):
 
     def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
         law = Epochs(released, self.participation.spacing)
-        reach = math.sqrt(Overlaps.of(self._columns(released), law).most())
+        reach = math.sqrt(Overlaps.from_columns(self._columns(released), law).most())
         return Bound(reach / noise_multiplier, WITHOUT_AMPLIFICATION, sensitivity=reach)
 
     def laws(self, released: int) -> tuple[Sampled, ...]:
         norm = largest_singular_value(self.mechanism, self._columns(released))
         return (by_norm(epochs_of(released, self.participation.spacing, norm)),)
 
-    def _question(self, released: int) -> Question:
-        return Question(self._columns(released), RandomAllocationLaw(released, self.participation.spacing))
+    def _problem(self, released: int) -> Problem:
+        return Problem(self._columns(released), RandomAllocationLaw(released, self.participation.spacing))
 
     def _columns(self, released: int) -> Columns:
         length, rounds = self.participation.spacing, self.participation.rounds

@@ -53,7 +53,7 @@ class Overlaps:
     """Of the round in state m of the epoch before, and round j < p − 1; shape (epochs, p, p − 1). State 0 has none."""
 
     @staticmethod
-    def of(columns: Columns, epochs: Epochs) -> "Overlaps":
+    def from_columns(columns: Columns, epochs: Epochs) -> "Overlaps":
         """Of `columns` with at most b bands."""
         p, b = max(1, columns.width), epochs.length
         lags = [epochs.by_epoch(columns.squares), *(epochs.by_epoch(columns.products(lag)) for lag in range(1, p))]

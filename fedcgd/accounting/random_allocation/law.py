@@ -17,8 +17,8 @@ class RandomAllocationLaw(Epochs, PairedLaw):
 
     def likelihood(self, columns: Columns, sigma: float) -> EpochsLikelihood:
         """S of C = `columns` with noise `sigma`."""
-        return EpochsLikelihood.of(columns, self, sigma)
+        return EpochsLikelihood.from_columns(columns, self, sigma)
 
     def pairs(self, columns: Columns, scale: float) -> EpochPairs:
         """Pairs for θ/σ² = `scale`. Raises ValueError if their tables would be too large."""
-        return EpochPairs.of(columns, self, scale)
+        return EpochPairs.from_columns(columns, self, scale)

@@ -31,9 +31,9 @@ class EpochsLikelihood:
     cost: float = 1.0
 
     @staticmethod
-    def of(columns: Columns, epochs: Epochs, sigma: float) -> "EpochsLikelihood":
+    def from_columns(columns: Columns, epochs: Epochs, sigma: float) -> "EpochsLikelihood":
         """Of `columns` with noise `sigma`."""
-        overlaps = Overlaps.of(columns, epochs)
+        overlaps = Overlaps.from_columns(columns, epochs)
         kept = np.exp(-overlaps.before / sigma**2)
         return EpochsLikelihood(epochs, overlaps.bands, columns.squares / (2 * sigma**2), kept)
 

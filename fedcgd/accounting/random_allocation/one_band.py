@@ -7,37 +7,22 @@ for both directions at once. k of n rounds drawn at random ("balanced iteration 
 "Privacy amplification by random allocation", 2025, arXiv:2502.08202.
 """
 
-import math
 from dataclasses import dataclass
 
-from fedcgd.accounting.accountant import Bound
-from fedcgd.accounting.amplified import SampledAccountant
 from fedcgd.accounting.coverage import column_norm
-from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION
+from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.accounting.sampled import OneOf, Sampled
 
 METHOD = "privacy loss distribution of one secret round in each epoch, on a grid that errs upwards"
 
 
 @dataclass(frozen=True)
-class OneBandAccountant(SampledAccountant):
+class OneBandAccountant(PoissonAccountant):
     """Runs in which each user takes part in one fresh, secret round of each epoch, of C with one band."""
-
-    def check(self) -> None:
-        column_norm(self.mechanism, self.participation)
-
-    def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
-        norm = column_norm(self.mechanism, self.participation)
-        mu = math.sqrt(max(1, math.ceil(released / self.participation.spacing))) * norm / noise_multiplier
-        return Bound(mu, WITHOUT_AMPLIFICATION, sensitivity=norm)
 
     def laws(self, released: int) -> tuple[Sampled, ...]:
         norm = column_norm(self.mechanism, self.participation)
         return (Sampled(epochs_of(released, self.participation.spacing, norm), METHOD),)
-
-    @property
-    def _sensitivity(self) -> float:
-        return column_norm(self.mechanism, self.participation)
 
 
 def epochs_of(released: int, length: int, norm: float) -> tuple[tuple[OneOf, int], ...]:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_allocation.epochs import Epochs, Indices, Overlaps
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-
-_ENTRIES = 2**25  # of a table: 0.25 GiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,20 +29,20 @@ class EpochPairs:
     """log E exp(θ·K). Infinite if it overflows."""
 
     @staticmethod
-    def of(columns: Columns, epochs: Epochs, scale: float) -> "EpochPairs":
+    def from_columns(columns: Columns, epochs: Epochs, scale: float) -> "EpochPairs":
         """For θ/σ² = `scale`. Raises ValueError if its tables would be too large."""
-        overlaps = Overlaps.of(columns, epochs)
+        overlaps = Overlaps.from_columns(columns, epochs)
         entries = epochs.number * epochs.length * overlaps.bands**2
-        if entries > _ENTRIES:
+        if entries > EFFORT.memory.table:
             raise ValueError(
                 f"{epochs.rounds} rounds and {overlaps.bands} bands need tables of {entries:.2g} numbers; the accounting of "
-                f"random allocation takes at most {_ENTRIES:.2g}: use fewer rounds or bands"
+                f"random allocation takes at most {EFFORT.memory.table:.2g}: use fewer rounds or bands"
             )
         later = np.ones((overlaps.bands, overlaps.bands))  # the weight of what is left, by the two states
         tables = []
         with np.errstate(over="ignore", invalid="ignore"):
             for epoch in range(epochs.number - 1, -1, -1):
-                tables.append(_Epoch.of(overlaps, epoch, scale, later))
+                tables.append(_Epoch.from_overlaps(overlaps, epoch, scale, later))
                 later = tables[-1].total
         total = float(later[0, 0])
         log_total = math.log(total) if 0 < total < math.inf else math.inf
@@ -84,7 +83,7 @@ class _Epoch:
     """Cumulative, as if none were near; by the first's states before and after, and the second's round."""
 
     @staticmethod
-    def of(overlaps: Overlaps, epoch: int, scale: float, later: Matrix) -> "_Epoch":
+    def from_overlaps(overlaps: Overlaps, epoch: int, scale: float, later: Matrix) -> "_Epoch":
         p, b, states = overlaps.bands, overlaps.epochs.length, overlaps.states
         earlier = np.zeros((p, b))
         earlier[:, : p - 1] = scale * overlaps.before[epoch]

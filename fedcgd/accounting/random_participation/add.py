@@ -22,7 +22,6 @@ from fedcgd.accounting.random_participation.draws import Seed, run_in_blocks
 from fedcgd.accounting.random_participation.law import Columns, Likelihood
 from fedcgd.mechanisms.mechanism import Vector
 
-_NUMBERS = 2**20  # in one block of draws
 _LOW, _HIGH = (0.003, 0.01, 0.03, 0.1), (0.1, 0.2, 0.35, 0.5, 0.7)  # probabilities that u₁ and u₂ may have
 
 
@@ -41,7 +40,7 @@ def draw_log_ratios(columns: Columns, likelihood: Likelihood, sigma: float, coun
         lower, upper = likelihood.bounds(likelihood.weights(columns.noise(generator, size) / sigma))
         return np.log(lower) - columns.rounding, np.log(upper) + columns.rounding
 
-    blocks = run_in_blocks(block, count, max(1, columns.rounds * 2**17 // _NUMBERS), seed)
+    blocks = run_in_blocks(block, count, max(1, columns.rounds // 8), seed)
     return LogRatios(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
@@ -62,7 +61,7 @@ class AddDirection:
     """Whether that is a bound without any draws."""
 
     @staticmethod
-    def of(pilot: LogRatios, epsilon: float, count: int, failure: float, most: float = 1.0) -> "AddDirection":
+    def from_pilot(pilot: LogRatios, epsilon: float, count: int, failure: float, most: float = 1.0) -> "AddDirection":
         """As few draws suggest; `most` is a bound that needs none."""
         values = _values(pilot.lower, epsilon)
         mean, variance = float(values.mean()), float(values.var())

@@ -16,15 +16,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
+from scipy.signal import lfilter
 from scipy.sparse import csr_array, dia_array
 
 from fedcgd.accounting.coverage import non_negative
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwidth
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
 
-_CHUNK = 256  # columns of a dense C at a time
-_NARROW = 32  # bands of a matrix that is kept sparse
-_BLOCK = 256  # rounds in one product with the band
 _LARGEST_AMPLITUDE = 1e4  # of c(0): A·λ^u is taken off the head again, which loses so many digits
 _SAMPLING = "a sampling of secret rounds"
 _NOTHING = 1e-300  # a coefficient that no double tells from none
@@ -109,22 +108,14 @@ class Columns:
         scaled = x * self.scales[:, None]
         result = self._banded(scaled, transposed=False)
         if self.amplitude:
-            total = np.zeros(x.shape[1])
-            for t in range(self.rounds):
-                total *= self.ratio
-                total += scaled[t]
-                result[t] += self.amplitude * total
+            result += self.amplitude * _geometric_sums(scaled, self.ratio)
         return result
 
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""
         result = self._banded(y, transposed=True)
         if self.amplitude:
-            total = np.zeros(y.shape[1])
-            for t in range(self.rounds - 1, -1, -1):
-                total *= self.ratio
-                total += y[t]
-                result[t] += self.amplitude * total
+            result += self.amplitude * _geometric_sums(y[::-1], self.ratio)[::-1]
         result *= self.scales[:, None]
         return result
 
@@ -153,12 +144,12 @@ class Columns:
         width, n = len(self._band), self.rounds
         if width == 0:
             return np.zeros_like(x)
-        if width <= _NARROW:
+        if width <= EFFORT.memory.sparse:
             return np.asarray(self._matrices[transposed] @ x)
         result = np.empty_like(x)
-        block = self._block  # of rows i … i + _BLOCK − 1, columns i − width + 1 …
-        for start in range(0, n, _BLOCK):
-            end = min(start + _BLOCK, n)
+        block = self._block  # of rows i … i + EFFORT.memory.rows − 1, columns i − width + 1 …
+        for start in range(0, n, EFFORT.memory.rows):
+            end = min(start + EFFORT.memory.rows, n)
             rows = end - start
             if transposed:
                 stop = min(end + width - 1, n)
@@ -177,7 +168,12 @@ class Columns:
     @cached_property
     def _block(self) -> Matrix:
         width = len(self._band)
-        lags = np.arange(_BLOCK + width - 1)[:, None] - np.arange(_BLOCK + width - 1)[None, :] + width - 1
+        lags = (
+            np.arange(EFFORT.memory.rows + width - 1)[:, None]
+            - np.arange(EFFORT.memory.rows + width - 1)[None, :]
+            + width
+            - 1
+        )
         inside = (lags >= 0) & (lags < width)
         return np.where(inside, self._band[np.clip(lags, 0, width - 1)], 0.0)
 
@@ -190,7 +186,7 @@ class BandedColumns(Columns):
     """Shape (n, p), p ≤ b; 0 where j + l ≥ n."""
 
     @staticmethod
-    def of(band: Matrix) -> "BandedColumns":
+    def from_band(band: Matrix) -> "BandedColumns":
         """C with these bands."""
         return BandedColumns(band.max(axis=0), 0.0, 0.0, np.ones(len(band)), True, band)
 
@@ -236,6 +232,11 @@ class BandedColumns(Columns):
         return _sparse(self.band)
 
 
+def _geometric_sums(x: Matrix, ratio: float) -> Matrix:
+    """Σ_s ratio^(t − s)·x_s over s ≤ t."""
+    return np.asarray(lfilter([1.0], [1.0, -ratio], x, axis=0))
+
+
 def _sparse(band: Matrix) -> tuple[csr_array, csr_array]:
     """The matrix with entries `band`[j, l] at (j + l, j), and its transpose."""
     n, width = band.shape
@@ -258,7 +259,7 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
         exact = True
     elif bandwidth(mechanism, rounds) <= separation:
         band = non_negative(_band(mechanism, rounds, released), mechanism.name, _SAMPLING)
-        return BandedColumns.of(band)
+        return BandedColumns.from_band(band)
     else:
         column, exact = _largest_column(mechanism, rounds, released), False
     column = non_negative(column, mechanism.name, _SAMPLING)
@@ -277,8 +278,8 @@ def _band(mechanism: Mechanism, rounds: int, released: int) -> Matrix:
     """C[j + l, j] by j and l, of the first `released` rounds."""
     width = min(bandwidth(mechanism, rounds), released)
     band = np.zeros((released, width))
-    for start in range(0, released, _CHUNK):
-        indices = np.arange(start, min(start + _CHUNK, released))
+    for start in range(0, released, EFFORT.memory.rows):
+        indices = np.arange(start, min(start + EFFORT.memory.rows, released))
         columns = mechanism.columns(rounds, indices)[:released]
         for lag in range(width):
             inside = indices[indices + lag < released]
@@ -290,8 +291,8 @@ def _largest_column(mechanism: Mechanism, rounds: int, released: int) -> Vector:
     """max_j C[j + u, j] for each lag u."""
     check_dense(f"the accounting of {mechanism.name} under random participation", rounds)
     largest = np.zeros(released)
-    for start in range(0, released, _CHUNK):
-        indices = np.arange(start, min(start + _CHUNK, released))
+    for start in range(0, released, EFFORT.memory.rows):
+        indices = np.arange(start, min(start + EFFORT.memory.rows, released))
         columns = non_negative(mechanism.columns(rounds, indices)[:released], mechanism.name, _SAMPLING)
         for place, j in enumerate(indices):
             np.maximum(largest[: released - j], columns[j:, place], out=largest[: released - j])

@@ -6,17 +6,16 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.native.threads import one_thread, usable_cores
 
 Drawn = TypeVar("Drawn")
 Seed = tuple[int, int]  # of a question, and the number of its draws
 
-_CHUNK = 2**17  # numbers in one block of draws, so that they stay in the cache
-
 
 def run_in_blocks(draw: Callable[[np.random.Generator, int], Drawn], count: int, width: int, seed: Seed) -> list[Drawn]:
     """`count` draws in blocks, each with its own generator: the same for any number of threads."""
-    size = max(1, min(count, max(128, _CHUNK // width)))
+    size = max(1, min(count, max(128, EFFORT.memory.block // width)))
     sizes = [min(size, count - start) for start in range(0, count, size)]
     seeds = np.random.SeedSequence(seed).spawn(len(sizes))
     # Threads that BLAS starts inside ours wait for each other: up to six times as slow where others use the processor too.

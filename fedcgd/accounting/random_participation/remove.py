@@ -15,19 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.draws import Seed, run_in_blocks
 from fedcgd.accounting.random_participation.law import LARGEST, Columns, Law, Likelihood, Tuples, Turns
 from fedcgd.accounting.random_participation.tuples import largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_TRIED = 400  # tuples for the choice of r
-_LEAST_ACCEPTED = 0.01
+_MEMORY = EFFORT.memory
+
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
-_KEPT = 0.8  # the part of draws from which on the others are followed along
 _REACH, _STEP = 6.0, 1.0  # of the integral
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
-_NUMBERS = 2**20  # in one block of draws
-_TUPLES = 2**22  # numbers of tuples that are drawn at a time
 _NOT_CAPPED = 1e-24  # times the largest that a weight can be: weights below are those of exponents below 700
 _CAPPED = 1 - 1e-9  # times the same: weights above may be those of any larger exponent
 _BEYOND = math.log(LARGEST) - 1e-9  # log S from here on may be anything larger
@@ -46,7 +44,7 @@ class RemoveSampler:
     """About the part of tuples that are."""
 
     @staticmethod
-    def of(
+    def from_law(
         columns: Columns, law: Law, likelihood: Likelihood, sigma: float, epsilon: float, near: int = 2
     ) -> "RemoveSampler | None":
         """With the r that needs the fewest draws, about, sought from `near`; None if the noise is so small that all overflow."""
@@ -95,7 +93,7 @@ class RemoveSampler:
     def draw_at(self, epsilons: Vector, count: int, seed: Seed) -> tuple[Matrix, Vector]:
         """The same draws, with a row of values for each of `epsilons`."""
         columns, sigma, n = self.columns, self.sigma, self.columns.rounds
-        likely = max(self.accepted, _LEAST_ACCEPTED / 4)
+        likely = max(self.accepted, EFFORT.drawing.order[1] / 4)
 
         def block(generator: np.random.Generator, size: int) -> tuple[Matrix, Vector]:
             turns, shares = self._accepted(generator, math.ceil(size / likely))
@@ -110,7 +108,7 @@ class RemoveSampler:
             return self._integrals(x, slope, start, epsilons), shares
 
         width = max(n, int(n * self.tuples.order / likely / 6))
-        blocks = run_in_blocks(block, count, max(1, width * 2**17 // _NUMBERS), seed)
+        blocks = run_in_blocks(block, count, max(1, width // 8), seed)
         values = np.concatenate([values for values, _ in blocks], axis=1)
         shares = np.concatenate([shares for _, shares in blocks])
         if not values.size:
@@ -120,7 +118,7 @@ class RemoveSampler:
 
     def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Turns, Vector]:
         """Of so many tuples those that are accepted, and the probabilities of all; some at a time, for memory."""
-        at_once = max(1, _TUPLES // (self.columns.rounds * self.tuples.order))
+        at_once = max(1, _MEMORY.tuples // (self.columns.rounds * self.tuples.order))
         kept, shares = [], []
         for start in range(0, tried, at_once):
             turns, probabilities = self.tuples.draw(generator, min(at_once, tried - start))
@@ -154,7 +152,7 @@ class RemoveSampler:
             some = upper + self.columns.rounding > least  # values stay 0 where they are, for every ε
             if not some.any():
                 break
-            if some.mean() < _KEPT:
+            if some.mean() < 0.8:
                 left, weights, fall = left[some], weights.compress(some, 1), fall.compress(some, 1)
                 if capped:
                     x, slope = x[:, some], slope[:, some]
@@ -182,11 +180,11 @@ def _tried(columns: Columns, law: Law, sigma: float, epsilon: float, order: int)
     log_most = tuples.log_total + (1 - order) * epsilon + largest_of_power(order)
     if not math.isfinite(log_most):
         return math.inf, tuples, 0.0
-    accepted = float(tuples.draw(np.random.default_rng(order), _TRIED)[1].mean())
-    if accepted < _LEAST_ACCEPTED:
+    accepted = float(tuples.draw(np.random.default_rng(order), EFFORT.drawing.order[0])[1].mean())
+    if accepted < EFFORT.drawing.order[1]:
         return (math.inf if order > law.orders[0] else 1e6), tuples, accepted
     return log_most + math.log(accepted) + math.log(_cost(tuples, accepted)), tuples, accepted
 
 
 def _cost(tuples: Tuples, accepted: float) -> float:
-    return 1 + tuples.cost / max(accepted, _LEAST_ACCEPTED)
+    return 1 + tuples.cost / max(accepted, EFFORT.drawing.order[1])

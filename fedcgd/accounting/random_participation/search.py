@@ -1,9 +1,8 @@
 """σ, ε and δ under secret rounds: a few draws propose an answer, and fresh ones confirm it, or it is raised.
 
 All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is part
-of δ: what is confirmed is δ − β. Of an ε the same draws confirm less and less, down a ladder that was fixed before them, until a
-rung fails (`Ladder`). The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for
-Balls-in-Bins.
+of δ: what is confirmed is δ − β. Of an ε the same draws test smaller and smaller values, in an order that was fixed before them,
+until one fails (`SequentialTest`). The seed is a hash of the problem: columns, law, and two of ε, σ and δ.
 """
 
 import hashlib
@@ -16,41 +15,16 @@ import numpy as np
 
 from fedcgd.accounting.accountant import Bound, Progress, silent
 from fedcgd.accounting.confidence import radius, stake, upper_bound
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.random_participation.law import Columns, Law, Likelihood
 from fedcgd.accounting.random_participation.remove import RemoveSampler
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-LEAST_EPSILON = 1e-6
+_DRAWS, _SEARCH = EFFORT.drawing, EFFORT.search
 
-_PILOT_REMOVE, _PILOT_ADD = 1000, 2**14  # draws of one step of the search
-_SURER_ADD = 2**17  # of an ε that is to be confirmed
-_FAR_BELOW = 0.25  # of δ of removing: adding does not rule, however much few draws mislead
-_COARSE = 1 / 8  # times as many, while it is far from its goal
-_FINER = 16  # times as many, once, where the search ended, but not more than the confirmation draws or than are needed
-_SURE = 0.03  # of δ: what few draws may scatter by
-_FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
-_ADDED = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)  # of a confirmation, adding
-_REMOVING, _ADDING = 2e8, 4e8  # numbers drawn for one direction of a confirmation, about, at most
-_PATIENCE = 2.5  # times as many for an ε or a δ, and so much nearer: their noise is known, and they are asked for once
-_PRECISION = 0.07  # of δ, that more draws should not be spent on
-_CHEAP, _PRECISE = 3e7, 0.03  # numbers up to which draws take a second or two: they are spent on more
-_LARGEST_GAP = 1.0  # of the bounds on log S: beyond, draws would not show an amplification
-_TRIES = 8
-_STEPS, _SHOWN = 12, 10  # of the search at most; of it and the confirmation, about
-_CLOSE = 0.1  # of log δ
-_FAR = 1.0  # of log δ
-_BRACKET = 0.01  # of log σ or log ε: where δ jumps, the search ends; what more draws say is added
-_DOWN, _UP = 2.0, 0.5  # of log σ or log ε, in one step at most
-_RAISE = 1.002  # times σ, at least, where a confirmation failed
-_CARE = 1.3  # times the slope that few draws show
-_MARGIN = 0.01  # of log δ, that the last step stays below its goal
-_FLATTEST, _STEEPEST = 2.0, 40.0  # −log δ over log σ or log ε, about
-_APART = 0.08  # of log σ or log ε: nearer to each other, two points with few draws show no slope
-_RUNGS, _RUNG = 45, 0.002  # of a ladder, and from one to the next in log ε
-_ABOVE = 0.35  # the part of a ladder that is above the ε that few draws propose
-_TRIED_RUNGS = 4 * _PILOT_REMOVE  # draws that tell how to bet on each rung
+LEAST_EPSILON = 1e-6
 
 
 def failure_probability(delta: float) -> float:
@@ -59,15 +33,15 @@ def failure_probability(delta: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class Problem:
     """What is released, and who takes part."""
 
     columns: Columns
     law: Law
 
-    def at(self, sigma: float, epsilon: float, patience: float = 1.0) -> "Point":
+    def at(self, sigma: float, epsilon: float, patience: float = 1.0) -> "Candidate":
         """The two directions there."""
-        return Point(self, sigma, epsilon, patience)
+        return Candidate(self, sigma, epsilon, patience)
 
     def seed(self, asked: str, *numbers: float) -> int:
         """256 bits that follow from the question; of the columns six digits count, since processors may differ below."""
@@ -77,10 +51,10 @@ class Question:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class Candidate:
     """One (σ, ε)."""
 
-    question: Question
+    problem: Problem
     sigma: float
     epsilon: float
     patience: float = 1.0
@@ -89,31 +63,33 @@ class Point:
     @cached_property
     def likelihood(self) -> Likelihood:
         """S for this σ."""
-        return self.question.law.likelihood(self.question.columns, self.sigma)
+        return self.problem.law.likelihood(self.problem.columns, self.sigma)
 
-    def pilot(self, seed: int, failure: float, last: "Pilot | None" = None, *, times: float = 1) -> "Pilot | None":
+    def pilot(
+        self, seed: int, failure: float, last: "PilotEstimate | None" = None, *, times: float = 1
+    ) -> "PilotEstimate | None":
         """What few draws, or `times` as many, say; None if numbers overflow (too little noise) or bounds on S say nothing.
 
         `last`: of a point near this one.
         """
-        if self.likelihood.gap > _LARGEST_GAP:
+        if self.likelihood.gap > EFFORT.chains.gap[1]:
             return None
-        columns, law = self.question.columns, self.question.law
+        columns, law = self.problem.columns, self.problem.law
         near = {} if last is None else {"near": last.sampler.tuples.order}
-        sampler = RemoveSampler.of(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
+        sampler = RemoveSampler.from_law(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
         if sampler is None:
             return None
-        values, shares = sampler.draw(int(times * _PILOT_REMOVE), (seed, 0))
-        adding = min(times, 2) * _PILOT_ADD  # its probabilities scatter less
+        values, shares = sampler.draw(int(times * _DRAWS.pilot[0]), (seed, 0))
+        adding = min(times, 2) * _DRAWS.pilot[1]  # its probabilities scatter less
         ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(adding), (seed, 1))
-        return Pilot(self, sampler, values, shares, ratios, failure)
+        return PilotEstimate(self, sampler, values, shares, ratios, failure)
 
 
 @dataclass(frozen=True, eq=False)
-class Pilot:
+class PilotEstimate:
     """Few draws at one (σ, ε), and how many more a confirmation will take. `failure`: of a confirmation of both directions."""
 
-    point: Point
+    candidate: Candidate
     sampler: RemoveSampler
     values: Vector
     shares: Vector
@@ -123,12 +99,14 @@ class Pilot:
     @cached_property
     def count(self) -> int:
         """Draws of removing that are enough."""
-        cost = self.point.question.law.rounds * self.point.likelihood.cost * self.sampler.cost
-        most = int(min(_MOST, max(_FEWEST, self.point.patience * _REMOVING / cost)))
-        count = _FEWEST
+        cost = self.candidate.problem.law.rounds * self.candidate.likelihood.cost * self.sampler.cost
+        fewest, most = _DRAWS.removing
+        most = int(min(most, max(fewest, self.candidate.patience * _DRAWS.numbers[0] / cost)))
+        count = fewest
+        usual, cheap, numbers = _DRAWS.precision
         while count < most:
-            precision = _PRECISE if count * cost < _CHEAP else _PRECISION
-            if self._remove(count) <= (1 + precision / self.point.patience) * self._remove_mean:
+            precision = cheap if count * cost < numbers else usual
+            if self._remove(count) <= (1 + precision / self.candidate.patience) * self._remove_mean:
                 break
             count += count // 3
         return min(count, most)
@@ -136,32 +114,33 @@ class Pilot:
     @cached_property
     def adding(self) -> tuple[AddDirection, int]:
         """How adding will be confirmed, with so many draws that it does not rule, if that many can be had."""
-        for count in _ADDED:
-            found = self.direction(self.point.epsilon, count)
+        for count in _DRAWS.adding:
+            found = self.direction(self.candidate.epsilon, count)
             if found.expected < 0.9 * self._remove_mean or 2 * count > self._most_adding:
                 break
         return found, count
 
     def direction(self, epsilon: float, count: int) -> AddDirection:
         """How adding will be confirmed at this ε, with so many draws."""
-        point = self.point
-        most = point.question.law.adding(point.question.columns, point.sigma, epsilon)
-        return AddDirection.of(self.ratios, epsilon, count, self.failure / 2, most)
+        candidate = self.candidate
+        most = candidate.problem.law.adding(candidate.problem.columns, candidate.sigma, epsilon)
+        return AddDirection.from_pilot(self.ratios, epsilon, count, self.failure / 2, most)
 
-    def with_a_surer_line(self, seed: int) -> "Pilot":
+    def with_a_surer_line(self, seed: int) -> "PilotEstimate":
         """The same, with more draws that say along which line adding will be confirmed, and by how many, if it may rule.
 
         Of a dozen lines few draws choose one that looks better than it is: by as much as half of δ, which is 3 % of ε.
         """
-        count = min(_SURER_ADD, int(self._most_adding / 4))
+        draws, part = _DRAWS.surer
+        count = min(draws, int(self._most_adding / 4))
         if (
             count <= len(self.ratios.lower)
             or self.adding[0].proven
-            or self.adding[0].expected < _FAR_BELOW * self._remove_mean
+            or self.adding[0].expected < part * self._remove_mean
         ):
             return self
-        point = self.point
-        ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, (seed, 1))
+        candidate = self.candidate
+        ratios = draw_log_ratios(candidate.problem.columns, candidate.likelihood, candidate.sigma, count, (seed, 1))
         return replace(self, ratios=ratios)
 
     @property
@@ -182,19 +161,23 @@ class Pilot:
         """
         removing = self.scatter * math.sqrt(1 + len(self.values) / self.count)
         direction, _ = self.adding
-        below = direction.line[0] if direction.line else -self.point.epsilon
+        below = direction.line[0] if direction.line else -self.candidate.epsilon
         adding = 0.4 / math.sqrt(max(1, int((self.ratios.lower <= below).sum())))
         return max(self._remove(self.count) * math.exp(removing), direction.expected * math.exp(adding))
 
     def confirm(self, goal: float, seed: int, attempt: int) -> float:
         """An upper bound on δ, wrong with probability at most `failure`. `goal`: above it the rest is not drawn."""
-        ladder = Ladder(self, np.array([self.point.epsilon]), self.values[None], self.shares)
-        return ladder.confirm(goal, seed, attempt)[1]
+        sequence = SequentialTest(self, np.array([self.candidate.epsilon]), self.values[None], self.shares)
+        return sequence.confirm(goal, seed, attempt)[1]
 
     @property
     def _most_adding(self) -> float:
         """Draws of adding that a confirmation takes at most, about."""
-        return self.point.patience * _ADDING / (self.point.question.law.rounds * self.point.likelihood.cost)
+        return (
+            self.candidate.patience
+            * _DRAWS.numbers[1]
+            / (self.candidate.problem.law.rounds * self.candidate.likelihood.cost)
+        )
 
     @property
     def _remove_mean(self) -> float:
@@ -210,61 +193,62 @@ class Pilot:
 
 
 @dataclass(frozen=True, eq=False)
-class Ladder:
+class SequentialTest:
     """Values of ε around one that few draws propose, from the largest to the smallest, and how each will be confirmed.
 
-    Rungs and lines follow from the few draws alone; those that confirm are independent of them. The rungs are tested in this
+    Values and lines follow from the few draws alone; those that confirm are independent of them. The values are tested in this
     order, by the same draws, and none below the first that fails. A test is wrong with probability at most `failure`. What is
-    returned is wrong only if the first rung whose δ is above the goal passed its test. So that has probability at most `failure`
-    too, however many rungs there are (tests in a fixed sequence).
+    returned is wrong only if the first value whose δ is above the goal passed its test. So that has probability at most `failure`
+    too, however many there are (tests in a fixed sequence).
     """
 
-    pilot: Pilot
-    rungs: Vector
+    pilot: PilotEstimate
+    epsilons: Vector
     values: Matrix
-    """Of a few draws, by rung."""
+    """Of a few draws, by ε."""
     shares: Vector
 
     @staticmethod
-    def of(pilot: Pilot, seed: int) -> "Ladder":
+    def from_pilot(pilot: PilotEstimate, seed: int) -> "SequentialTest":
         """Around the ε of `pilot`."""
-        rungs = _as_asked(pilot.point.epsilon * np.exp(_RUNG * (_RUNGS * _ABOVE - np.arange(_RUNGS))))
-        values, shares = pilot.sampler.draw_at(rungs, _TRIED_RUNGS, (seed, 0))
-        return Ladder(pilot, rungs, values, shares)
+        number, distance, above = _SEARCH.sequence
+        epsilons = _as_asked(pilot.candidate.epsilon * np.exp(distance * (number * above - np.arange(number))))
+        values, shares = pilot.sampler.draw_at(epsilons, 4 * _DRAWS.pilot[0], (seed, 0))
+        return SequentialTest(pilot, epsilons, values, shares)
 
     def confirm(self, goal: float, seed: int, attempt: int) -> tuple[float | None, float]:
-        """The least rung that is confirmed, None if the first is not; and the bound on δ where the ladder ended."""
+        """The least ε that is confirmed, None if the first is not; and the bound on δ where the sequence ended."""
         pilot, failure = self.pilot, self.pilot.failure / 4
-        values, shares = pilot.sampler.draw_at(self.rungs, pilot.count, (seed, 2 + 2 * attempt))
+        values, shares = pilot.sampler.draw_at(self.epsilons, pilot.count, (seed, 2 + 2 * attempt))
         share = _bound(shares, self.shares, failure)
         removing: list[float] = []
-        for rung, own, few in zip(self.rungs, values, self.values, strict=True):
-            scale = math.exp(min(pilot.sampler.log_scale_at(float(rung)), 700.0))
+        for epsilon, own, few in zip(self.epsilons, values, self.values, strict=True):
+            scale = math.exp(min(pilot.sampler.log_scale_at(float(epsilon)), 700.0))
             found = min(1.0, scale * _bound(own, few, failure) * share)
             if found > goal:
                 break
             removing.append(found)
         if not removing:
             return None, found
-        point, count = pilot.point, pilot.adding[1]
-        adding = [pilot.direction(rung, count) for rung in self.rungs.tolist()[: len(removing)]]
+        candidate, count = pilot.candidate, pilot.adding[1]
+        adding = [pilot.direction(epsilon, count) for epsilon in self.epsilons.tolist()[: len(removing)]]
         ratios = pilot.ratios
         if not all(direction.proven for direction in adding):
             own = seed, 3 + 2 * attempt
-            ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, own)
+            ratios = draw_log_ratios(candidate.problem.columns, candidate.likelihood, candidate.sigma, count, own)
         least = None
-        for rung, removed, direction in zip(self.rungs.tolist(), removing, adding, strict=False):
+        for epsilon, removed, direction in zip(self.epsilons.tolist(), removing, adding, strict=False):
             found = max(removed, direction.confirm(ratios))
             if found > goal:
                 break
-            least = rung
+            least = epsilon
         return least, found
 
 
-def _as_asked(rungs: Vector) -> Vector:
-    """Each rung moved to the number of three digits beside it, if one is nearer than the next rung: budgets are such numbers."""
-    rounded = np.array([float(f"{rung:.3g}") for rung in rungs])
-    return np.where(np.abs(rounded - rungs) <= _RUNG / 2 * rungs, rounded, rungs)
+def _as_asked(epsilons: Vector) -> Vector:
+    """Each ε moved to the number of three digits beside it, if one is nearer than the next: budgets are such numbers."""
+    rounded = np.array([float(f"{epsilon:.3g}") for epsilon in epsilons])
+    return np.where(np.abs(rounded - epsilons) <= _SEARCH.sequence[1] / 2 * epsilons, rounded, epsilons)
 
 
 def _bound(draws: Vector, pilot: Vector, failure: float) -> float:
@@ -272,136 +256,138 @@ def _bound(draws: Vector, pilot: Vector, failure: float) -> float:
     return upper_bound(draws, 1.0, stake(float(pilot.var()) + 1e-12, 1.0, len(draws), failure), failure)
 
 
-def calibrate(question: Question, most: Bound, *, epsilon: float, delta: float, progress: Progress) -> Bound:
+def calibrate(problem: Problem, most: Bound, *, epsilon: float, delta: float, progress: Progress) -> Bound:
     """A noise multiplier σ for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
     highest = most.value
-    seed = question.seed("sigma", epsilon, delta)
+    seed = problem.seed("sigma", epsilon, delta)
     failure = failure_probability(delta)
     goal = delta - failure
 
-    def at(sigma: float) -> Point:
-        return question.at(sigma, epsilon)
+    def at(sigma: float) -> Candidate:
+        return problem.at(sigma, epsilon)
 
-    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
+    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _SEARCH.tries[0], progress)
     if pilot is not None and x < highest:
         # The search ends up to 10 % of δ below its goal, and what so few draws may err by. More draws take most of that off.
-        times = min(_FINER, pilot.count / _PILOT_REMOVE, (pilot.scatter / _SURE) ** 2)
-        finer = at(x).pilot(seed, failure / _TRIES, pilot, times=times) if times > 1 else pilot
+        times = min(_SEARCH.finer[0], pilot.count / _DRAWS.pilot[0], (pilot.scatter / _SEARCH.finer[1]) ** 2)
+        finer = at(x).pilot(seed, failure / _SEARCH.tries[0], pilot, times=times) if times > 1 else pilot
         if finer is not None and finer.likely > 0:
-            excess = math.log(finer.likely / goal) + _MARGIN
+            excess = math.log(finer.likely / goal) + _SEARCH.care[1]
             # A confirmation that fails takes longer than all before: down with care.
-            x = min(x * math.exp(excess / (slope if excess > 0 else _CARE * slope)), highest)
-            pilot = at(x).pilot(seed, failure / _TRIES, finer)
-    for attempt in range(_TRIES):
+            x = min(x * math.exp(excess / (slope if excess > 0 else _SEARCH.care[0] * slope)), highest)
+            pilot = at(x).pilot(seed, failure / _SEARCH.tries[0], finer)
+    for attempt in range(_SEARCH.tries[0]):
         if x >= highest or pilot is None:
             break
         progress(_confirming(x))
         found = pilot.confirm(goal, seed, attempt)
         if found <= goal:
-            return Bound(x, question.law.method, failure_probability=failure)
-        x *= max(_RAISE, math.exp(math.log(found / goal) / slope) * 1.0005)
-        pilot = at(x).pilot(seed, failure / _TRIES, pilot)
+            return Bound(x, problem.law.method, failure_probability=failure)
+        x *= max(_SEARCH.tries[1], math.exp(math.log(found / goal) / slope) * 1.0005)
+        pilot = at(x).pilot(seed, failure / _SEARCH.tries[0], pilot)
     return most
 
 
-def propose(question: Question, highest: float, *, epsilon: float, delta: float) -> float:
+def propose(problem: Problem, highest: float, *, epsilon: float, delta: float) -> float:
     """About the σ that `calibrate` returns, unconfirmed; by the same random numbers for every question."""
     failure = failure_probability(delta)
 
-    def at(sigma: float) -> Point:
-        return question.at(sigma, epsilon)
+    def at(sigma: float) -> Candidate:
+        return problem.at(sigma, epsilon)
 
-    return _proposed(at, highest, delta - failure, 0, failure / _TRIES, silent)[0]
+    return _proposed(at, highest, delta - failure, 0, failure / _SEARCH.tries[0], silent)[0]
 
 
-def epsilon(question: Question, most: Bound, *, sigma: float, delta: float, progress: Progress) -> Bound:
+def epsilon(problem: Problem, most: Bound, *, sigma: float, delta: float, progress: Progress) -> Bound:
     """An ε for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
     highest = most.value
     if highest <= LEAST_EPSILON:
         return most
-    seed = question.seed("epsilon", sigma, delta)
+    seed = problem.seed("epsilon", sigma, delta)
     failure = failure_probability(delta)
     goal = delta - failure
 
-    def at(value: float) -> Point:
-        return question.at(sigma, value, _PATIENCE)
+    def at(value: float) -> Candidate:
+        return problem.at(sigma, value, _DRAWS.patience)
 
-    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
-    for attempt in range(_TRIES):
+    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _SEARCH.tries[0], progress)
+    for attempt in range(_SEARCH.tries[0]):
         if x >= highest or pilot is None:
             break
         progress(_confirming(x))
-        found, delta_there = Ladder.of(pilot.with_a_surer_line(seed), seed).confirm(goal, seed, attempt)
+        found, delta_there = SequentialTest.from_pilot(pilot.with_a_surer_line(seed), seed).confirm(goal, seed, attempt)
         if found is not None:
-            return Bound(found, question.law.method, failure_probability=failure) if found < highest else most
-        x *= math.exp(_RUNG * _RUNGS * _ABOVE + max(0.0, math.log(delta_there / goal)) / slope)
-        pilot = at(x).pilot(seed, failure / _TRIES, pilot)
+            return Bound(found, problem.law.method, failure_probability=failure) if found < highest else most
+        number, distance, above = _SEARCH.sequence
+        x *= math.exp(number * distance * above + max(0.0, math.log(delta_there / goal)) / slope)
+        pilot = at(x).pilot(seed, failure / _SEARCH.tries[0], pilot)
     return most
 
 
-def delta(question: Question, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
+def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
     """A δ for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
     if most.value <= LEAST_DELTA:
         return most
-    seed = question.seed("delta", sigma, epsilon)
-    first = question.at(sigma, epsilon, _PATIENCE).pilot(seed, 1e-12)
+    seed = problem.seed("delta", sigma, epsilon)
+    first = problem.at(sigma, epsilon, _DRAWS.patience).pilot(seed, 1e-12)
     if first is None:
         return most
     failure = failure_probability(max(first.mean, LEAST_DELTA))
-    pilot = Pilot(first.point, first.sampler, first.values, first.shares, first.ratios, failure)
+    pilot = PilotEstimate(first.candidate, first.sampler, first.values, first.shares, first.ratios, failure)
     progress(f"δ about {first.mean:.3g}: to be confirmed")
     found = pilot.confirm(math.inf, seed, 0) + failure
-    return Bound(found, question.law.method, failure_probability=failure) if found < most.value else most
+    return Bound(found, problem.law.method, failure_probability=failure) if found < most.value else most
 
 
 def _confirming(x: float) -> str:
-    return f"{x:.6g}, to be confirmed, {_SHOWN - 3} of about {_SHOWN}"  # it takes a third of the time, about
+    return f"{x:.6g}, to be confirmed, {_SEARCH.steps[1] - 3} of about {_SEARCH.steps[1]}"  # it takes a third of the time, about
 
 
 def _proposed(
-    at: Callable[[float], Point], highest: float, goal: float, seed: int, failure: float, progress: Progress
-) -> tuple[float, "Pilot | None", float]:
+    at: Callable[[float], Candidate], highest: float, goal: float, seed: int, failure: float, progress: Progress
+) -> tuple[float, "PilotEstimate | None", float]:
     """About the least x whose confirmation is likely, its pilot, and −log δ over log x there.
 
     Where δ as it is likely to be confirmed jumps, as it does where another r is chosen, what is just enough for the goal may
     not be near it.
     """
     low, high = -math.inf, math.log(highest)  # log x that is too small, and enough
-    enough: tuple[float, Pilot | None] = highest, None
+    enough: tuple[float, PilotEstimate | None] = highest, None
     position, slope, far = high - 0.25, 12.0, True
     seen: list[tuple[float, float]] = []
-    pilot: Pilot | None = None
-    for number in range(1, _STEPS + 1):
+    (close, distant), (down, up, bracket), (flattest, steepest, apart) = _SEARCH.near, _SEARCH.move, _SEARCH.slope
+    pilot: PilotEstimate | None = None
+    for number in range(1, _SEARCH.steps[0] + 1):
         x = math.exp(position)
         if x < LEAST_EPSILON:
             return LEAST_EPSILON, at(LEAST_EPSILON).pilot(seed, failure), slope
-        progress(f"{x:.6g}, {number} of about {max(_SHOWN, number + 4)}")
-        pilot = at(x).pilot(seed, failure, pilot, times=_COARSE if far else 1)
+        progress(f"{x:.6g}, {number} of about {max(_SEARCH.steps[1], number + 4)}")
+        pilot = at(x).pilot(seed, failure, pilot, times=1 / 8 if far else 1)
         likely = 1.0 if pilot is None else max(pilot.likely, 1e-320)
         excess = math.inf if pilot is None else math.log(likely / goal)
-        coarse, far = far, not abs(excess) < _FAR
+        coarse, far = far, not abs(excess) < distant
         if far or not coarse:  # few draws do not tell on which side they are
             if excess > 0:
                 low = max(low, position)
             elif position <= high:
                 high, enough = position, (x, pilot)
-        if not coarse and -_CLOSE < excess <= 0:
+        if not coarse and -close < excess <= 0:
             break
         # −log δ is about a power of x, so that its logarithm over log x has about the same slope far away as near.
         depth = math.log(max(-math.log(likely), 0.05) / -math.log(goal))
         if pilot is not None:
-            others = [other for other in seen if abs(position - other[0]) > _APART]
+            others = [other for other in seen if abs(position - other[0]) > apart]
             if others:
                 other = min(others, key=lambda other: abs(position - other[0]))
                 slope = (depth - other[1]) / (position - other[0]) * -math.log(goal)
-                slope = min(max(slope, _FLATTEST), _STEEPEST)
+                slope = min(max(slope, flattest), steepest)
             seen.append((position, depth))
-        aim = math.log1p(_CLOSE / 2 / -math.log(goal))
+        aim = math.log1p(close / 2 / -math.log(goal))
         move = 0.3 if pilot is None else (aim - depth) / slope * -math.log(goal)
-        target = position + min(max(move, -_DOWN), _UP)
+        target = position + min(max(move, -down), up)
         if not low < target < high:  # where the scatter of draws misleads, halve
             target = min(target, high - 0.05) if low == -math.inf else (low + high) / 2
-        if high - low < _BRACKET:
+        if high - low < bracket:
             break
         position = target
     return *enough, slope

@@ -8,8 +8,9 @@ from fedcgd.participation.samplings.none import NoSampling
 from fedcgd.participation.samplings.poisson import Poisson
 from fedcgd.participation.samplings.random_allocation import RandomAllocation
 from fedcgd.participation.samplings.sampling import Law, Rows, Sampling
+from fedcgd.participation.samplings.shuffle import Shuffle
 
-__all__ = ["SAMPLINGS", "SECRET_SAMPLINGS", "DrawnInAdvance", "Law", "Rows", "Sampling"]
+__all__ = ["SAMPLINGS", "SECRET_SAMPLINGS", "DrawnInAdvance", "Law", "Rows", "Sampling", "scheme_of"]
 
 SAMPLINGS: dict[str, Sampling] = {
     each.name: each
@@ -20,9 +21,20 @@ SAMPLINGS: dict[str, Sampling] = {
         CyclicPoisson(),
         BMinSep(),
         RandomAllocation(),
+        Shuffle(),
     )
 }
 """By their names: the row that a new one needs."""
 
 SECRET_SAMPLINGS = tuple(name for name, each in SAMPLINGS.items() if each.hidden and not each.takes_groups)
 """Those that amplify if nobody learns who was drawn, whatever the mechanism's number of bands."""
+
+
+def scheme_of(sampling: str) -> Sampling:
+    """The sampling of that name. Raises ValueError if there is none."""
+    if sampling not in SAMPLINGS:
+        *others, last = SAMPLINGS
+        raise ValueError(
+            f"sampling must be {', '.join(others)} or {last}, got {sampling!r}; no other sampling is accounted for"
+        )
+    return SAMPLINGS[sampling]

@@ -40,7 +40,7 @@ class CyclicPoisson(Sampling):
 
     def expected_rate(self, run: Promise) -> float:
         """q/b."""
-        return _rate(run) / run.min_separation
+        return self.coin(run) / run.min_separation
 
     def numbers(self, rounds: int, turns: Fraction, separation: int) -> dict[str, Any]:
         """q = b/turns: a user's group comes every b rounds."""
@@ -51,7 +51,7 @@ class CyclicPoisson(Sampling):
     ) -> list[str]:
         """All of the round's group whose coin says so; who is away is not replaced, which would tell who was drawn."""
         b = run.min_separation
-        limit = int(_rate(run) * DRAWS)  # exact, then rounded down: never above the accounted rate
+        limit = int(self.coin(run) * DRAWS)  # exact, then rounded down: never above the accounted rate
         in_group = (user for user in available if bin_of(user, b, key) == round % b)
         return sorted(user for user in in_group if draw(key, f"round {round}", user) < limit)
 
@@ -61,9 +61,5 @@ class CyclicPoisson(Sampling):
 
     def coin(self, run: Promise) -> float:
         """q."""
-        return _rate(run)
-
-
-def _rate(run: Promise) -> float:
-    assert run.sampling_rate is not None
-    return run.sampling_rate
+        assert run.sampling_rate is not None
+        return run.sampling_rate

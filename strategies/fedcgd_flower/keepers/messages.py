@@ -12,7 +12,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
-from fedcgd.clipping import ROUNDING
 from fedcgd.keepers import (
     EVALUATION,
     TRAINING,
@@ -22,7 +21,7 @@ from fedcgd.keepers import (
     Keepers,
     Kind,
     Masked,
-    NodeTurns,
+    NodeParticipations,
     Opening,
     Refusal,
     RefusedError,
@@ -31,11 +30,12 @@ from fedcgd.keepers import (
 from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
 from fedcgd.keepers.wire import MOST_LINE, kind_of, proof, refusal_of
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.support.untrusted import conform, parse_json
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.layout import array_of, view
-from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, has_keepers, question_of
-from fedcgd_flower.replies import bounded
+from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
+from fedcgd_flower.node_replies import KEEPERS, has_keepers, question_of
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,19 @@ class Masking:
     agreement: Agreement
     present: tuple[str, ...]
 
-    def record(self) -> ConfigRecord:
-        """As a train request carries it."""
-        return ConfigRecord({"agreement": json.dumps(self.agreement.to_description()), "present": list(self.present)})
+    @property
+    def lattice(self) -> Lattice:
+        """That of the integers."""
+        return Lattice(self.agreement.step)
+
+    @property
+    def records(self) -> dict[str, ConfigRecord]:
+        """As a request carries it."""
+        agreement = json.dumps(self.agreement.to_description())
+        return {KEEPERS: ConfigRecord({"agreement": agreement, "present": list(self.present)})}
 
     @staticmethod
-    def of(message: Message, keepers: Keepers, kind: Kind) -> "Masking":
+    def from_message(message: Message, keepers: Keepers, kind: Kind) -> "Masking":
         """What the server says in `message`, for sums of this kind, which is never what the server says that they are.
 
         Raises ValueError if it is about other keepers, or describes no agreement.
@@ -159,7 +166,7 @@ def read_opening(message: Message, keepers: Keepers) -> tuple[Agreement, Opening
         sealed=tuple(sealed[i : i + SEALED_BYTES] for i in range(0, len(sealed), SEALED_BYTES)),
         after=None if after < 0 else after,
     )
-    return Masking.of(message, keepers, kind_of(asked["kind"])).agreement, opening
+    return Masking.from_message(message, keepers, kind_of(asked["kind"])).agreement, opening
 
 
 _MASKING = {"agreement": str, "present": [str], str: object}
@@ -213,10 +220,8 @@ def read_opened(reply: Message, agreement: Agreement) -> Residues | Refusal | No
 CONFIGURED = "keeper"
 """Under which a node's configuration names the file of the keeper's key."""
 
-TURNS = "turns"
-"""Under which a node's configuration names the file in which it counts its users' turns."""
-
-_ROUNDING = 2.0**-40  # of a norm that was computed on two machines
+PARTICIPATIONS = "participations"
+"""Under which a node's configuration names the file in which it counts its users' participations."""
 
 
 def masked_answer(
@@ -232,28 +237,29 @@ def masked_answer(
     The sums are evaluations if the message is an evaluate message, and of a training otherwise, whatever the server calls them.
 
     Nothing in the reply but the masked integers depends on data: not whether training failed, nor why. A node whose configuration
-    names a file for `turns` has counted those of `users` in it before this calls `summed`.
+    names a file for `participations` has counted those of `users` in it before this calls `summed`.
 
     Raises:
         ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do, or if it is not the
             turn of one of `users`.
     """
     is_evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
-    masking = Masking.of(message, keepers, EVALUATION if is_evaluation else TRAINING)
+    masking = Masking.from_message(message, keepers, EVALUATION if is_evaluation else TRAINING)
     agreement = masking.agreement
-    asked = (task.size, task.grid.step)
+    asked = (task.size, task.clipping.grid.step)
     if asked != (agreement.size, agreement.step):
         raise ValueError(
             f"the server asks for {asked[0]} coordinates in steps of {asked[1]:g}, and its keepers make noise for "
             f"{agreement.size} in steps of {agreement.step:g}"
         )
-    if not task.norm <= agreement.plan.clip_norm * (1 + _ROUNDING):
+    if not task.clipping.norm <= agreement.plan.clip_norm * (1 + 2.0**-40):  # the norm was computed on two machines
         raise ValueError(
-            f"the server asks for updates of norm {task.norm:g}, and its keepers make noise for {agreement.plan.clip_norm:g}"
+            f"the server asks for updates of norm {task.clipping.norm:g}, and its keepers make noise for "
+            f"{agreement.plan.clip_norm:g}"
         )
     agreement.info(task.round, task.attempt, masking.present)  # refused before any work
-    if (turns := context.node_config.get(TURNS, "")) != "":
-        _count(str(turns), agreement, task, users)
+    if (counts := context.node_config.get(PARTICIPATIONS, "")) != "":
+        _count(str(counts), agreement, task, users)
     values = _bounded(_or_zeros(summed, task), task, len(users))
     masked = mask(values, agreement, round=task.round, attempt=task.attempt, present=masking.present)
     return masked_reply(message, task, masked, masking.present)
@@ -261,7 +267,7 @@ def masked_answer(
 
 def _count(file: str, agreement: Agreement, task: TrainTask, users: Collection[str]) -> None:
     try:
-        with NodeTurns.open(file) as turns:
+        with NodeParticipations.open(file) as turns:
             turns.count(agreement, task.round, task.attempt, users)
     except RefusedError as error:
         log_error(str(error))
@@ -282,15 +288,11 @@ def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np
 
 def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask, users: int) -> NDArray[np.signedinteger[Any]]:
     """`values`, no longer than sums of so many users' vectors are: nobody can check it once it is masked."""
-    size = task.layout.size
-    update, counted = values[:size], values[size:]
-    steps = update.astype(np.float64)
-    bound = users * task.clip_norm / task.grid.step
-    most = users * task.indicator
-    if float(steps @ steps) <= (1 - ROUNDING / 2) * bound**2 and bool((np.abs(counted) <= most).all()):
+    parameters = task.layout.size
+    if task.clipping.within(values, parameters, users):
         return values
     log_warning(f"the sum of {users} users was longer than {users} clip norms, and is scaled")
-    return bounded(values, task, users)
+    return task.clipping.bounded(values, parameters, users)
 
 
 def answer_question(message: Message, context: Context, keepers: Keepers | None) -> Message:

@@ -7,45 +7,42 @@ integers and noised sums.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import INFO
+from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
-from flwr.app import Message
 from flwr.serverapp import Grid
 from scipy.stats import chi2
 
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.shares import guarantees_by_collusion
-from fedcgd.keepers import EVALUATION, Agreement, Keepers, Masked, Opening, Refusal, add, lifted
+from fedcgd.keepers import EVALUATION, Agreement, Keepers, Masked, Opening, Refusal, add, agree, lifted, sums_of
 from fedcgd.keepers.agreement import check_plan, longest_row
 from fedcgd.keepers.keeper import list_hash
 from fedcgd.keepers.masks import Residues
 from fedcgd.ledger import Ledger
 from fedcgd.ledger.evaluations import with_evaluations_by_collusion
+from fedcgd.ledger.openings import KEEPERS
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
-from fedcgd.release import RecordedReleases
+from fedcgd.release import ReleaseProtocol
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log, log_warning
 from fedcgd_flower.keepers.messages import Masking, read_masked_reply
-from fedcgd_flower.keepers.transport import Transport
-from fedcgd_flower.messages import TrainTask
-from fedcgd_flower.replies import RejectionReason, rejection_reason
+from fedcgd_flower.keepers.transport import Transport, transport_of
+from fedcgd_flower.noise_provider import NoiseUnavailableError, Replies, Results, Sums
+from fedcgd_flower.problems import RejectionReason, rejection_reason
+from fedcgd_flower.users import node_name
 
-_TOO_LONG = 1e-9  # the chance that an honest sum is called too long
 _SUSPECTS = "suspected nodes"  # among a ledger's metrics
 
 
-class OpeningFailedError(Exception):
-    """Keepers do not open the sum: the round is tried again, or spent if they had been asked to open it."""
-
-
-class TooLongError(OpeningFailedError):
+class TooLongError(NoiseUnavailableError):
     """The sum that was opened cannot be one of clipped updates and noise."""
 
 
@@ -59,22 +56,18 @@ class MaskedSum:
     nodes: tuple[int, ...] = ()
     """At which node each of `members` is."""
 
-    def at(self, nodes: Iterable[int], results: Sequence[int | RejectionReason]) -> "MaskedSum":
-        """The sum of replies of `nodes`, in order, of which those in the sum have a number in `results`."""
-        there = tuple(node for node, result in zip(nodes, results, strict=True) if isinstance(result, int))
-        return MaskedSum(self.total, self.members, there)
 
-
-def sum_of_masked_replies(
-    replies: Iterable[tuple[Message | None, TrainTask]], masking: Masking
-) -> tuple[MaskedSum, list[int | RejectionReason]]:
+def sum_of_masked_replies(replies: Replies, masking: Masking) -> tuple[MaskedSum, Results]:
     """(Σ masked integers; for each reply the users that were asked there, or why it was dropped).
 
     How many of a node's users took part, nobody knows but the node.
     """
     agreement = masking.agreement
     total: Residues = np.zeros(agreement.size, f"u{agreement.bits // 8}")
-    members, results, tickets = [], cast(list[int | RejectionReason], []), set()
+    members: list[Masked] = []
+    nodes: list[int] = []
+    results: Results = []
+    tickets: set[bytes] = set()
     for reply, task in replies:
         read: Masked | RejectionReason
         if reply is None:
@@ -91,8 +84,9 @@ def sum_of_masked_replies(
         tickets.add(read.ticket)
         add(total, read.residues)
         members.append(read)
+        nodes.append(task.node)
         results.append(len(task.users))
-    return MaskedSum(total, tuple(members)), results
+    return MaskedSum(total, tuple(members), tuple(nodes)), results
 
 
 class Openings:
@@ -103,7 +97,7 @@ class Openings:
         transport: how they are reached; the same for both kinds.
         ledger: that of this kind.
         agreed: the coordinates of a model → what all parties agree on for this kind.
-        cohort_size: the most users in a round.
+        sums: of this kind.
         patience: seconds to wait for keepers.
     """
 
@@ -113,31 +107,45 @@ class Openings:
         transport: Transport,
         ledger: Ledger,
         agreed: Callable[[int], Agreement],
-        *,
-        cohort_size: int,
+        sums: Sums,
         patience: float,
     ) -> None:
         self._keepers = keepers
         self._transport = transport
         self._ledger = ledger
         self._agreed = lru_cache(maxsize=1)(agreed)
-        self._cohort_size = cohort_size
+        self._cohort_size = sums.cohort_size
         self._patience = patience
         self.suspects = NodeSuspects.from_description(ledger.metrics(_SUSPECTS).get(0, {}), keepers.nodes)
         """Which nodes were in rounds that failed."""
+        self.least_nodes = keepers.nodes
         self._check_first = True
         self._check_always = False
 
-    def of_evaluations(self, ledger: Ledger, cohort_size: int) -> "Openings":
-        """The openings of the run's evaluations, whose ledger and cohorts these are."""
-        evaluations = Openings(
-            self._keepers,
-            self._transport,
-            ledger,
-            lambda size: self._agreed(size).of(EVALUATION),
-            cohort_size=cohort_size,
-            patience=self._patience,
+    @property
+    def gives_up(self) -> str:
+        """Why no further round is tried; "" while there is something to find out."""
+        return self.suspects.gives_up
+
+    @property
+    def advice(self) -> str:
+        """What the operator can do about that."""
+        return (
+            "find out why: the keepers' logs say what they refused, and a node that was in most of the failed rounds may cheat, "
+            "or run other code than the others"
         )
+
+    def held_back(self) -> Iterator[set[str]]:
+        """The nodes not to ask in the next round, of which at most half are suspected of spoiling sums."""
+        return self.suspects.to_hold_back()
+
+    def of_evaluations(self, sums: Sums, ledger: Ledger) -> "Openings":
+        """The openings of the run's evaluations, whose ledger this is."""
+
+        def agreed(parameters: int) -> Agreement:
+            return self._agreed(parameters).of(EVALUATION)
+
+        evaluations = Openings(self._keepers, self._transport, ledger, agreed, sums, self._patience)
         evaluations.suspects.left_out |= self.suspects.left_out  # who is found by one kind is asked for neither
         self.suspects.left_out = evaluations.suspects.left_out
         return evaluations
@@ -146,12 +154,12 @@ class Openings:
         """Close what the transport holds open."""
         self._transport.close()
 
-    def masking(self, grid: Grid, size: int) -> Masking | str:
+    def terms(self, grid: Grid, parameters: int) -> Masking | str:
         """How the nodes of the next round mask, with the keepers that are there; or the reason if too few are.
 
-        `size` is that of what the training sums, for evaluations too: both kinds are one agreement.
+        `parameters` are those of the model, for evaluations too: both kinds are one agreement.
         """
-        agreed = self._agreed(size)
+        agreed = self._agreed(parameters)
         present = self._transport.present(grid, self._patience)
         needed = len(self._keepers.cards) - self._keepers.away
         if len(present) < needed:
@@ -159,26 +167,31 @@ class Openings:
             return f"{len(present)} of {needed} keepers were reachable; missing: {missing}"
         return Masking(agreed, present)
 
-    def opened(
-        self, grid: Grid, masking: Masking, releases: RecordedReleases, attempt: int, summed: MaskedSum
+    def sum_of(self, replies: Replies, terms: Masking, size: int) -> tuple[MaskedSum, Results]:
+        """The sum of masked replies: nobody can read it yet."""
+        return sum_of_masked_replies(replies, terms)
+
+    def add_noise(
+        self, total: MaskedSum, releases: ReleaseProtocol, attempt: int, terms: Masking, grid: Grid
     ) -> Integers:
         """Σ updates + Σ shares of the noise, in steps, int64, of the round that comes next on the record of `releases`.
 
-        From the moment in which keepers are asked to open it the round is released or spent.
+        From the moment in which keepers are asked to open it the round is released or consumed.
 
         Raises:
-            OpeningFailedError: as `checked` and `noised`.
+            NoiseUnavailableError: as `checked` and `noised`.
         """
+        masking, summed = terms, total
         round = releases.count
         summed = self.checked(grid, masking, round, attempt, summed)
         if len(summed.members) < self._keepers.nodes:
-            raise OpeningFailedError(
+            raise NoiseUnavailableError(
                 f"{plural(len(summed.members), 'node has', 'nodes have')} answered, and the keepers' file says that a sum is of "
                 f"at least {self._keepers.nodes}: ask more users a round, or agree on another number with all parties"
             )
         asked = next(iter(self._requests(masking, round, attempt, summed).values()))
         listed = list_hash(masking.agreement, asked)
-        releases.add_noise_of_keepers(self._ledger.record_opening(round, attempt, listed, masking.present))
+        releases.leave_noise_to_others(self._ledger.record_opening(round, attempt, listed, masking.present))
         names = {node.node_id: node_name(node.node_id, node.name) for node in grid.get_nodes()}
         nodes = {names.get(node_id, node_name(node_id, "")) for node_id in summed.nodes}
         try:
@@ -186,7 +199,7 @@ class Openings:
         except TooLongError:
             self._learn(self.suspects.spent(nodes))
             raise
-        except OpeningFailedError:
+        except NoiseUnavailableError:
             self._learn(self.suspects.spent(()))
             raise
         self._learn(self.suspects.released(nodes))
@@ -210,11 +223,11 @@ class Openings:
         could spend every round.
 
         Raises:
-            OpeningFailedError: if a keeper is gone or refuses, or no node is left; nothing is spent.
+            NoiseUnavailableError: if a keeper is gone or refuses, or no node is left; nothing is spent.
         """
         gone = set(masking.present) - set(self._transport.present(grid, 0.0))
         if gone:
-            raise OpeningFailedError(f"keepers {', '.join(sorted(gone))} are gone")
+            raise NoiseUnavailableError(f"keepers {', '.join(sorted(gone))} are gone")
         if not self._check_first:
             return summed
         requests = self._requests(masking, round, attempt, summed)
@@ -223,7 +236,7 @@ class Openings:
         for name, answer in answers.items():
             if not isinstance(answer, Refusal) or answer.reason:
                 said = answer.reason if isinstance(answer, Refusal) else "no answer"
-                raise OpeningFailedError(f"keeper {name}: {said}")
+                raise NoiseUnavailableError(f"keeper {name}: {said}")
             bad |= {i for i in answer.unreadable if 0 <= i < len(summed.members)}
         if not bad:
             return summed
@@ -235,7 +248,7 @@ class Openings:
         )
         self._check_always = True
         if len(bad) == len(summed.members):
-            raise OpeningFailedError("the keepers can open no node's seeds: all parties need the same keepers.toml")
+            raise NoiseUnavailableError("the keepers can open no node's seeds: all parties need the same keepers.toml")
         members, nodes = zip(
             *(
                 (one, node)
@@ -253,7 +266,7 @@ class Openings:
         """Σ updates + Σ shares of the noise, in steps, int64.
 
         Raises:
-            OpeningFailedError: if a keeper refuses or is gone, or the sum is longer than updates and noise can be.
+            NoiseUnavailableError: if a keeper refuses or is gone, or the sum is longer than updates and noise can be.
         """
         agreement = masking.agreement
         requests = self._requests(masking, round, attempt, summed)
@@ -262,7 +275,7 @@ class Openings:
         for name, answer in answers.items():
             if answer is None or isinstance(answer, Refusal):
                 self._check_always = self._check_first = True
-                raise OpeningFailedError(f"keeper {name}: {answer.reason if answer else 'no answer'}")
+                raise NoiseUnavailableError(f"keeper {name}: {answer.reason if answer else 'no answer'}")
             add(total, answer)
         self._check_first = self._check_always
         noised = lifted(total)
@@ -278,8 +291,9 @@ class Openings:
         rounds = agreement.plan.participation.rounds
         row = longest_row(agreement.plan.mechanism, rounds)
         stddev = agreement.share_stddev * math.sqrt(len(masking.present)) * row
+        # An honest sum is called too long with chance 10⁻⁹.
         most = self._cohort_size * agreement.plan.clip_norm
-        most += stddev * math.sqrt(float(chi2.isf(_TOO_LONG, agreement.size)))
+        most += stddev * math.sqrt(float(chi2.isf(1e-9, agreement.size)))
         length = float(np.linalg.norm(noised.astype(np.float64))) * agreement.step
         if length > most:
             raise TooLongError(
@@ -305,78 +319,105 @@ class Openings:
         }
 
 
-def check_keepers(
-    keepers: Keepers,
-    plan: Plan,
-    key: NoiseKey,
-    evaluations: Plan | None,
-    forward_client_metrics: bool,
-    cohort_size: int,
-) -> None:
-    """Raise TypeError or ValueError unless a run of `plan` can have these keepers."""
-    if not isinstance(keepers, Keepers):
-        raise TypeError(f"keepers must be Keepers, for example Keepers.from_file('keepers.toml'); got {keepers!r}")
-    check_plan(plan)
-    if evaluations is not None:
-        check_plan(evaluations)
-    if forward_client_metrics:
-        raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
-    if cohort_size < keepers.nodes:
-        raise ValueError(
-            f"{plural(cohort_size, 'user', 'users')} a round cannot be at {keepers.nodes} nodes, which is the fewest whose sum "
-            "the keepers open: take a larger cohort, or agree on another number in their file (nodes = 1 opens single nodes)"
-        )
-    if keepers.are_services and keepers.tls is None:
-        raise ValueError(
-            "these keepers are services, which the server reaches over TLS: Keepers.from_file(…, tls=Tls(certificate=…, "
-            "private_key=…, trusted=…))"
-        )
-    if keepers.simulated != key.simulated:
-        raise ValueError(
-            "simulated keepers go with a simulation key and real ones with a real key: anybody can guess what a simulation keeps"
-        )
+class KeeperParties:
+    """Keepers make the noise of a run, instead of this server.
 
+    Args:
+        keepers: who they are.
 
-def keepers_description(keepers: Keepers) -> dict[str, Any]:
-    """What a ledger's configuration says of the keepers."""
-    return {
-        "digest": keepers.digest,
-        "colluding": keepers.colluding,
-        "away": keepers.away,
-        "simulated": keepers.simulated,
-        "keepers": {card.name: card.fingerprint for card in keepers.cards},
-    }
+    Raises:
+        TypeError: for anything else.
+    """
 
+    def __init__(self, keepers: Keepers) -> None:
+        if not isinstance(keepers, Keepers):
+            raise TypeError(f"keepers must be Keepers, for example Keepers.from_file('keepers.toml'); got {keepers!r}")
+        self.keepers = keepers
+        self.louder = keepers.shares.louder
 
-def log_keepers(keepers: Keepers, plan: Plan, evaluations: Plan | None) -> None:
-    """Log who the keepers are and against whom which ε holds, and what they do not protect from."""
-    names = ", ".join(f"{card.name} ({card.fingerprint})" for card in keepers.cards)
-    log(INFO, f"\t├──> fedcgd: the noise comes from {len(keepers.cards)} keepers: {names}")
-    for against in guarantees_by_collusion(
-        plan.accountant, keepers.shares, noise_multiplier=plan.noise_multiplier, delta=plan.delta
-    ):
-        planned = " (the plan's)" if against.colluding == keepers.colluding else ""
+    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey, forward_client_metrics: bool) -> None:
+        """Raise ValueError unless they can make the noise of such a run."""
+        keepers = self.keepers
+        check_plan(training.plan)
+        if evaluation is not None:
+            check_plan(evaluation.plan)
+        if forward_client_metrics:
+            raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
+        cohort_size = min(sums.cohort_size for sums in (training, evaluation) if sums is not None)
+        if cohort_size < keepers.nodes:
+            raise ValueError(
+                f"{plural(cohort_size, 'user', 'users')} a round cannot be at {keepers.nodes} nodes, which is the fewest whose "
+                "sum the keepers open: take a larger cohort, or agree on another number in their file (nodes = 1 opens single "
+                "nodes)"
+            )
+        if keepers.are_services and keepers.tls is None:
+            raise ValueError(
+                "these keepers are services, which the server reaches over TLS: Keepers.from_file(…, tls=Tls(certificate=…, "
+                "private_key=…, trusted=…))"
+            )
+        if keepers.simulated != key.simulated:
+            raise ValueError(
+                "simulated keepers go with a simulation key and real ones with a real key: anybody can guess what a "
+                "simulation keeps"
+            )
+
+    def to_description(self) -> dict[str, Any]:
+        """What a ledger's configuration says of the keepers."""
+        keepers = self.keepers
+        described = {
+            "digest": keepers.digest,
+            "colluding": keepers.colluding,
+            "away": keepers.away,
+            "simulated": keepers.simulated,
+            "keepers": {card.name: card.fingerprint for card in keepers.cards},
+        }
+        return {KEEPERS: described}
+
+    def log(self, plan: Plan, evaluations: Plan | None) -> None:
+        """Log who the keepers are and against whom which ε holds, and what they do not protect from."""
+        keepers = self.keepers
+        names = ", ".join(f"{card.name} ({card.fingerprint})" for card in keepers.cards)
+        log(INFO, f"\t├──> fedcgd: the noise comes from {len(keepers.cards)} keepers: {names}")
+        for against in guarantees_by_collusion(
+            plan.accountant, keepers.shares, noise_multiplier=plan.noise_multiplier, delta=plan.delta
+        ):
+            planned = " (the plan's)" if against.colluding == keepers.colluding else ""
+            log(
+                INFO,
+                f"\t│\t├── against the server with {against.colluding} of them: ε ≤ {rounded_up(against.epsilon)}{planned}",
+            )
+        if evaluations is not None:
+            both = with_evaluations_by_collusion(plan, evaluations, keepers.shares)
+            told = [f"{rounded_up(one)} with {number}" for number, one in enumerate(both)]
+            log(INFO, f"\t│\t├── training and evaluations together: ε ≤ {', '.join(told)} of them")
+        who = "nodes" if keepers.are_services else "nodes and keepers"
         log(
             INFO,
-            f"\t│\t├── against the server with {against.colluding} of them: ε ≤ {rounded_up(against.epsilon)}{planned}",
+            f"\t│\t└── this holds against who reads the server, not who changes the app: Flower sends {who} their code",
         )
-    if evaluations is not None:
-        both = with_evaluations_by_collusion(plan, evaluations, keepers.shares)
-        told = [f"{rounded_up(one)} with {number}" for number, one in enumerate(both)]
-        log(INFO, f"\t│\t├── training and evaluations together: ε ≤ {', '.join(told)} of them")
-    who = "nodes" if keepers.are_services else "nodes and keepers"
-    log(
-        INFO,
-        f"\t│\t└── this holds against who reads the server, not who changes the app: Flower sends {who} their code",
-    )
 
+    def provider(
+        self, training: Sums, evaluation: Sums | None, ledger: Ledger, path: Path | None, patience: float
+    ) -> Openings:
+        """The openings of the run's training."""
+        keepers = self.keepers
 
-_FEW = 3  # consumed rounds in a row without a release, where no half of the suspects can be told from the other
+        def agreed(parameters: int) -> Agreement:
+            evaluated = None
+            if evaluation is not None:
+                size, users = evaluation.size(parameters), evaluation.cohort_size
+                evaluated = sums_of(evaluation.plan, size=size, keepers=keepers, users=users)
+            return agree(
+                training.plan,
+                size=training.size(parameters),
+                keepers=keepers,
+                run=ledger.stream_id,
+                users=training.cohort_size,
+                evaluation=evaluated,
+            )
 
-
-def node_name(node_id: int, name: str) -> str:
-    """What a node is called here: its registered name, or its id, which is another one whenever it comes back."""
-    return name or f"node {node_id}"
+        transport = transport_of(keepers, path, new=not ledger.openings())
+        return Openings(keepers, transport, ledger, agreed, training, patience)
 
 
 class NodeSuspects:
@@ -454,7 +495,7 @@ class NodeSuspects:
     @property
     def gives_up(self) -> str:
         """Why no further round is tried; "" while there is something to find out."""
-        if self._in_a_row < max(_FEW, 2 + math.ceil(math.log2(max(self._largest, 1)))):
+        if self._in_a_row < max(3, 2 + math.ceil(math.log2(max(self._largest, 1)))):
             return ""
         told = ", ".join(f"{name}: {count}" for name, count in self._failed.most_common(10))
         history = f"; failed rounds by node: {told}" if told else ""

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Message
@@ -17,12 +18,19 @@ from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.grid import UnreadableReplyError, pull, push, send_and_receive
 from fedcgd_flower.keepers.messages import keeper_query, opening_request, read_identity, read_opened
 
-_FIRST_WAIT = 0.02  # seconds between looks at who a keeper is: longer each time
-_TOLD_EVERY = 30.0  # seconds between lines about keepers that are waited for
-_ANSWER_WITHIN = 120.0  # seconds until a keeper is asked the same once more
-_PROOF_WITHIN = 10.0  # seconds until a service counts as away
-_MOST_WORDS = 2**20  # bytes of a service's answer beside the residues
 
+@dataclass(frozen=True)
+class Waits:
+    """How keepers are waited for, in seconds, and how much they may answer."""
+
+    first: float = 0.02  # between looks at who a keeper is: longer each time
+    logged_every: float = 30.0  # between lines about keepers that are waited for
+    answer: float = 120.0  # until a keeper is asked the same once more
+    proof: float = 10.0  # until a service counts as away
+    most_words: int = 2**20  # bytes of a service's answer beside the residues
+
+
+WAITS = Waits()
 
 Answer = Residues | Refusal | None
 """A keeper's answer to an opening; None if nothing that can be read came."""
@@ -50,16 +58,16 @@ class Transport(ABC):
     def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
         """The keepers that can be reached, sorted: all of them, or who is there after `patience` seconds."""
         began = time.monotonic()
-        deadline, told, wait = began + patience, began + 1.0, _FIRST_WAIT
+        deadline, log_at, wait = began + patience, began + 1.0, WAITS.first
         while True:
             there = self._reachable(grid)
             missing = set(self._keepers.names) - set(there)
             now = time.monotonic()
             if not missing or now >= deadline:
                 return tuple(sorted(there))
-            if now >= told:
+            if now >= log_at:
                 log_info(f"waiting for keepers {', '.join(sorted(missing))}, up to {deadline - now:.0f} s")
-                told = now + _TOLD_EVERY
+                log_at = now + WAITS.logged_every
             time.sleep(min(wait, max(deadline - now, 0)))
             wait = min(1.5 * wait, 1.0)
 
@@ -74,7 +82,7 @@ class Transport(ABC):
         deadline = time.monotonic() + patience
         while True:
             missing = {name: opening for name, opening in openings.items() if answers[name] is None}
-            within = max(1.0, min(_ANSWER_WITHIN, deadline - time.monotonic()))
+            within = max(1.0, min(WAITS.answer, deadline - time.monotonic()))
             answers |= self._ask_once(grid, agreement, missing, check, within)
             if all(answer is not None for answer in answers.values()) or time.monotonic() >= deadline:
                 return answers
@@ -178,7 +186,7 @@ class KeeperServices(Transport):
         self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], check: bool, within: float
     ) -> Mapping[str, Answer]:
         requests = [to_bytes(agreement, opening) for opening in openings.values()]
-        most = agreement.size * agreement.bits // 8 + _MOST_WORDS
+        most = agreement.size * agreement.bits // 8 + WAITS.most_words
         answers = self._asked(tuple(openings), "/check" if check else "/open", requests, most, within)
         read = [None if answer is None else answer_from_bytes(answer, agreement) for answer in answers]
         return dict(zip(openings, read, strict=True))
@@ -189,7 +197,7 @@ class KeeperServices(Transport):
         sealed = [
             card.seal(challenge, CHALLENGE) for card, challenge in zip(self._keepers.cards, challenges, strict=True)
         ]
-        proofs = self._asked(names, "/who", sealed, _MOST_WORDS, _PROOF_WITHIN)
+        proofs = self._asked(names, "/who", sealed, WAITS.most_words, WAITS.proof)
         return [
             name
             for name, challenge, proof in zip(names, challenges, proofs, strict=True)

@@ -10,7 +10,7 @@ from fedcgd.quadratic import Spectrum
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PlanningProblem:
     """A population, a budget, and the limits of the machines.
 
     Args:
@@ -18,7 +18,8 @@ class Question:
         epsilon: ε of the whole run.
         delta: δ; well below 1/users.
         secret: the samplings that can be kept secret. Without any, everybody may know who takes part when.
-        turns: how often one user may take part at most: epochs, or turns of a person. This is the work that a user's data costs.
+        participations: how often one user may take part at most: epochs, or rounds of a person. This is the work that a
+            user's data costs.
         max_cohort: the most users in one round, if machines or the network limit it.
         max_rounds: the most rounds, if time limits them.
         buffers: vectors of the model's size that there is room for to correlate noise; regenerated noise needs none, but time.
@@ -35,7 +36,7 @@ class Question:
     epsilon: float
     delta: float
     secret: tuple[str, ...] = ()
-    turns: int = 20
+    participations: int = 20
     max_cohort: int | None = None
     max_rounds: int | None = None
     buffers: int = 32
@@ -48,7 +49,7 @@ class Question:
         check_delta(self.delta)
         for name, least in (
             ("users", 2),
-            ("turns", 1),
+            ("participations", 1),
             ("max_cohort", 1),
             ("max_rounds", 1),
             ("buffers", 0),
@@ -74,20 +75,21 @@ class Question:
             )
         if self.max_rounds is not None and self.least_steps > self.max_rounds:
             raise ValueError(
-                f"{self.users} users in cohorts of at most {self.max_cohort} need {self.least_steps} rounds for one turn each, "
+                f"{self.users} users in cohorts of at most {self.max_cohort} need {self.least_steps} rounds for one "
+                f"participation each, "
                 f"and max_rounds is {self.max_rounds}; allow larger cohorts or more rounds"
             )
 
     @property
     def least_steps(self) -> int:
-        """The fewest rounds in which everybody has a turn."""
+        """The fewest rounds in which everybody takes part once."""
         return 1 if self.max_cohort is None else math.ceil(self.users / self.max_cohort)
 
     @property
     def landscape(self) -> Landscape:
         """The loss that recipes are compared on."""
         if self.spectrum is not None:
-            return Landscape.of(self.spectrum)
+            return Landscape.from_spectrum(self.spectrum)
         if self.model is not None:
             return Landscape.linear(self.model)
         return Landscape.typical(deep=(self.hidden_layers or 1) > 1)

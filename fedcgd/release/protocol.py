@@ -12,10 +12,10 @@ from fedcgd.plan import Plan
 from fedcgd.release.run_noise import RunNoise, array_noise
 
 
-class RecordedReleases:
+class ReleaseProtocol:
     """The rounds of `plan` on the record of `ledger`: planned, noised and released in turn, or abandoned.
 
-        releases = RecordedReleases(ledger, plan, key)
+        releases = ReleaseProtocol(ledger, plan, key)
         attempt = releases.plan_round(users)              # users are counted, and only then asked
         total = …                                         # train, sum
         releases.add_noise(total, attempt, lattice)       # the nonce is on record before there is noise of it
@@ -32,7 +32,7 @@ class RecordedReleases:
         self._plan, self._key = plan, key
         self._noise: RunNoise | None = None
         self._pending: int | None = None
-        self._opening = False
+        self._consumed = False
         self._nonces: tuple[int, ...] = ()
         self.resume()
 
@@ -45,7 +45,7 @@ class RecordedReleases:
         """Where the ledger says that the run stands; from here on these releases stand there too."""
         run = self.ledger.resume()
         self._nonces = run.nonces
-        self._pending, self._opening = None, False
+        self._pending, self._consumed = None, False
         return run
 
     def plan_round(self, users: Collection[str]) -> int:
@@ -75,18 +75,18 @@ class RecordedReleases:
         record = partial(self.ledger.record_aggregated, self.count, attempt)
         self._pending = self._noise.add(total, earlier=self._nonces, attempt=attempt, record=record)
 
-    def add_noise_of_keepers(self, nonce: int) -> None:
-        """Keepers are about to add the noise. From here on the round is released or spent: it is not tried again.
+    def leave_noise_to_others(self, nonce: int) -> None:
+        """Other parties are about to add the noise. From here on the round is released or consumed: it is not tried again.
 
         Args:
             nonce: what stands for the round's, and is on record (`Ledger.record_opening`).
         """
-        self._pending, self._opening = nonce, True
+        self._pending, self._consumed = nonce, True
 
     @property
-    def is_opening(self) -> bool:
-        """Whether keepers were asked to open the round in flight, so that it is spent if it is abandoned."""
-        return self._opening
+    def is_consumed(self) -> bool:
+        """Whether others were asked for the noise of the round in flight, so that it is consumed if it is abandoned."""
+        return self._consumed
 
     def record(
         self,
@@ -125,12 +125,12 @@ class RecordedReleases:
     def abandon(self, reason: str) -> None:
         """As `skip`, after a failure: what is raised is the failure, not that nothing can be recorded either.
 
-        A round that keepers were asked to open is spent: it counts as released, without a new model.
+        A round for whose noise others were asked is consumed: it counts as released, without a new model.
 
         Args:
             reason: for the record.
         """
-        if not self._opening:
+        if not self._consumed:
             with suppress(Exception):
                 self.skip(reason)
             return
@@ -141,4 +141,4 @@ class RecordedReleases:
     def _count_round(self) -> None:
         assert self._pending is not None
         self._nonces = (*self._nonces, self._pending)
-        self._pending, self._opening = None, False
+        self._pending, self._consumed = None, False

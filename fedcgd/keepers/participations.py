@@ -1,4 +1,4 @@
-"""A node's own count of its users' turns: a server that lies about them, or begins a second run, gets nothing from the node."""
+"""A node's own count of its users' participations: a server that lies about them, or begins a second run, gets nothing."""
 
 import sqlite3
 from collections.abc import Collection
@@ -29,12 +29,12 @@ CREATE TABLE tries (
 """
 
 
-class NodeTurns(Closable):
-    """In how many rounds of one run each user of a node was asked, and when last. Make one with `NodeTurns.open`.
+class NodeParticipations(Closable):
+    """In how many rounds of one run each user of a node was asked, and when last. Make one with `NodeParticipations.open`.
 
     Guarantee: in the one run that the file belongs to, no user of this node is in more sums of a kind, in sums closer together,
-    or in one sum more often than the plan of that kind allows; whatever the server says, and whatever is killed when: a turn is
-    on the disk before it is taken.
+    or in one sum more often than the plan of that kind allows; whatever the server says, and whatever is killed when: a
+    participation is on the disk before the user trains.
 
     Args:
         connection: to the file.
@@ -45,7 +45,7 @@ class NodeTurns(Closable):
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """The turns in a file, made if there is none (readable by its owner only).
+        """The participations in a file, made if there is none (readable by its owner only).
 
         Args:
             path: the file; ":memory:" keeps it in memory.
@@ -54,11 +54,11 @@ class NodeTurns(Closable):
             ValueError: if the file holds anything else or was emptied, and if others may write it or put another in its place.
         """
         if path != MEMORY:
-            check_record(Path(path), "a node's count of turns")
-        return cls(open_file(path, "a node's count of turns", _prepare))
+            check_record(Path(path), "a node's count of participations")
+        return cls(open_file(path, "a node's count of participations", _prepare))
 
     def count(self, agreement: Agreement, round: int, attempt: int, users: Collection[str]) -> None:
-        """Count a turn of each of `users`, once however often the round is tried; durable when this returns.
+        """Count a participation of each of `users`, once however often the round is tried; durable when this returns.
 
         Keepers open one try of a round. In each try a user is asked for once, because whoever had two answers for the same try
         could put both on its list.
@@ -70,8 +70,8 @@ class NodeTurns(Closable):
             users: the ids of those of this node who are asked for.
 
         Raises:
-            RefusedError: for another run, if the plan does not allow the turn, for a try that a user was in already, and for
-                keepers of whom so many may be away that two tries of a round could be opened; then nobody's is counted.
+            RefusedError: for another run, if the plan does not allow the participation, for a try that a user was in already, and
+                for keepers of whom so many may be away that two tries of a round could be opened; then nobody's is counted.
             TypeError: for what is no list of ids.
             ValueError: if a user is named twice.
         """
@@ -89,8 +89,8 @@ class NodeTurns(Closable):
                 self._connection.execute("INSERT INTO run VALUES (1, ?, ?)", (now(), agreement.context))
             elif bytes(pinned[0]) != agreement.context:
                 raise RefusedError(
-                    "this node counts its users' turns for another run, and two runs cost them more than either says: to take "
-                    "part in this one too, name another file as turns= in the node's configuration"
+                    "this node counts its users' participations for another run, and two runs cost them more than either says: "
+                    "to take part in this one too, name another file as participations= in the node's configuration"
                 )
             users = [f"{agreement.kind} {user}" for user in ids]
             try:
@@ -118,6 +118,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     (written,) = connection.execute("PRAGMA user_version").fetchone()
     if written != _FORMAT:
         raise ValueError(
-            f"this node's turns were counted by another version of fedcgd (format {written}, not {_FORMAT}), which would count "
-            "none of them: end that run with the version that began it, and name another file as turns= for another run"
+            f"this node's participations were counted by another version of fedcgd (format {written}, not {_FORMAT}), which "
+            "would count none of them: end that run with the version that began it, and name another file as participations= for "
+            "another run"
         )

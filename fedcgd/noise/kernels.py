@@ -1,4 +1,4 @@
-"""Noise by machine code, that of `normals.c`, where it was built: the same bits as NumPy's."""
+"""Noise for arrays, added to sums on the lattice or as it is: by machine code (`normals.c`), or with NumPy and the same bits."""
 
 from collections.abc import Callable
 from ctypes import c_double, c_int64
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcgd.native.library import array, checked, function, library
-
-WORTHWHILE = 2**16  # numbers; below, NumPy makes them in a few milliseconds
+from fedcgd.noise.box_muller import Float32
+from fedcgd.noise.stream import TILE, NoiseStream, add_tiles, key_words, tiles, words_of
 
 
 class Kernels(NamedTuple):
-    """What is compiled. Both release the interpreter's lock; they work on the coordinates from `start` on."""
+    """One form of each. They work on the coordinates from `start` on; machine code releases the interpreter's lock."""
 
     add_to_grid: Callable[..., None]
     """(total, start, keys, weights, dither, width): total += round(Σ weights[j]·Z_j + width·words).
@@ -25,15 +25,36 @@ class Kernels(NamedTuple):
     """(out, start, key): out = Z, float32."""
 
 
-def kernels_for(size: int) -> Kernels | None:
-    """The kernels for noise of `size` numbers, None where NumPy has to make it or is as quick."""
-    return kernels() if size >= WORTHWHILE else None
+def normals(stream: NoiseStream, round: int, nonce: int, size: int, start: int = 0) -> Float32:
+    """Z_(round, nonce)[start : start + size] of `stream`, shape (size,). Raises ValueError for an index out of range."""
+    out = np.empty(size, np.float32)
+    kernels().fill_normals(out, start, key_words(stream.key_of(round, nonce)))
+    return out
+
+
+def _add_to_grid(total: Any, start: int, keys: Any, weights: Any, dither: Any, width: float) -> None:
+    for first, last, low, high in tiles(start, start + len(total)):
+        noise = np.zeros((last - first) * TILE)
+        for key, weight in zip(keys, weights, strict=True):
+            add_tiles(key.astype("<u4").tobytes(), weight, first, last, noise)
+        noise += np.multiply(words_of(dither.astype("<u4").tobytes(), first, last), width, dtype=np.float64)
+        total[low - start : high - start] += np.rint(noise[low - first * TILE : high - first * TILE]).astype(np.int64)
+
+
+def _fill_normals(out: Any, start: int, key: Any) -> None:
+    for first, last, low, high in tiles(start, start + len(out)):
+        noise = np.zeros((last - first) * TILE)
+        add_tiles(key.astype("<u4").tobytes(), 1.0, first, last, noise)
+        out[low - start : high - start] = noise[low - first * TILE : high - first * TILE]
+
+
+NUMPY = Kernels(_add_to_grid, _fill_normals)
 
 
 @cache
-def kernels() -> Kernels | None:
-    """None where it was not built, or does not work or gives other bits than NumPy."""
-    return checked(_load, _answer, _ANSWER)
+def kernels() -> Kernels:
+    """Machine code; NumPy where it was not built, or does not work or gives other bits."""
+    return checked(_load, _answer, _ANSWER) or NUMPY
 
 
 def _load() -> Kernels:
@@ -49,10 +70,7 @@ def _load() -> Kernels:
             raise ValueError(f"keys must have shape ({len(weights)}, 8), got {keys.shape}")
         add(total, len(total), start, keys, weights, len(weights), dither, width)
 
-    def fill_normals(out: Any, start: int, key: Any) -> None:
-        fill(out, len(out), start, key)
-
-    return Kernels(add_to_grid, fill_normals)
+    return Kernels(add_to_grid, lambda out, start, key: fill(out, len(out), start, key))
 
 
 _ANSWER = "96276df109af2e2dc41f0a3539048ba9ae7f268d98ab18a4d79025703d2f4d5f"

@@ -1,0 +1,219 @@
+"""How near the truth bounds are, and what that may cost: every number of the accounting that is chosen and not derived.
+
+None decides whether a bound holds; a different number makes another bound, perhaps looser, or slower to find. Numbers that
+follow from mathematics or from floating point stand where they are used, with their derivation.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What is asked around a search."""
+
+    kept_after: float = 1.0
+    """Seconds: what takes less is found again, not read from the disk."""
+    near_budget: float = 1.01
+    """Times a budget of two digits: an ε up to there may be the budget that σ was calibrated for, and that is tried. Searches
+    differ by less; beyond, a second one would be in vain."""
+    largest_budget: float = 100.0
+    """That anybody calibrates for: beyond, no budget is tried."""
+    profile_points: int = 16
+    """Pairs (ε, δ) of a sampled run's profile, each in a second or a few: interpolation errs by their distance
+    squared."""
+    beyond_profile: float = 20.0
+    """One part of so many of δ is where a profile ends: what is left is noise beside the error of its points."""
+    norm_iterations: int = 4
+    """Of the norm of C; the first brings most."""
+    named_rounds: int = 6
+    """Rounds of a pattern that are all named in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossGrid:
+    """Privacy losses on a grid (`sampled`, `losses`)."""
+
+    fine: float = 2e-4
+    """The step, as a part of ε: costs about half of that in ε."""
+    steps: tuple[float, float] = (1e-5, 1e-3)
+    """The least step, and the largest for an ε of tens."""
+    coarse: float = 2e-5
+    """The step for a huge ε, as a part of it."""
+    per_spread: float = 8
+    """Steps in a standard deviation of one release's loss, which must be told from none."""
+    negligible: float = 1e-6
+    """Of δ, for losses that count as infinite."""
+    unknown: float = 1e-20
+    """The same, absolutely, while δ is not known."""
+    accuracy: float = 1e-5
+    """Relative, of a calibrated σ."""
+    rough: tuple[float, float] = (10, 1e-3)
+    """Times the step, and the accuracy, of a first search, which takes a tenth of the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioGrid:
+    """Means of log-normal variables on a grid (`log_normal_means`): twice as fine changes ε by less than 0.02 %."""
+
+    fine: float = 0.01
+    """A step, as a part of the distance from the mean, or of the standard deviation."""
+    widest: float = 0.02
+    """A step of the logarithm."""
+    outside: float = 1e-13
+    """Of tilted losses, that may lie above the window of a transform: its rounding is about as large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Sizes: of what the processor keeps near, and of what memory holds. Larger is slower or does not fit, smaller is slower."""
+
+    block: int = 2**17
+    """Numbers in one block of draws: 1 MiB."""
+    tuples: int = 2**22
+    """Numbers of tuples that are drawn at a time."""
+    table: int = 2**25
+    """Entries of a table of pairs: 0.25 GiB."""
+    matrix: int = 2**24
+    """Entries of C, and points of a transform, at a time: 0.13 and 0.5 GiB."""
+    sums: int = 2**18
+    """Sums of two variables at a time."""
+    cells: float = 2e6
+    """Of a grid of losses, about."""
+    rows: int = 256
+    """Rounds in one product with a band, and columns of a dense C at a time."""
+    sparse: int = 32
+    """Bands of a matrix that is kept sparse: beyond, dense products are faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """How many draws (`random_participation`)."""
+
+    pilot: tuple[int, int] = (1000, 2**14)
+    """Of one step of the search, for removing and for adding a user, whose probabilities scatter less."""
+    order: tuple[int, float] = (400, 0.01)
+    """Tuples that choose the order of the moment; and the part of them that must be accepted."""
+    removing: tuple[int, int] = (2**12, 2**20)
+    """Fewest and most of a confirmation."""
+    adding: tuple[int, ...] = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
+    """Of a confirmation: the first that make sure that adding does not rule."""
+    numbers: tuple[float, float] = (2e8, 4e8)
+    """Numbers drawn for one direction of a confirmation at most, about: some seconds."""
+    precision: tuple[float, float, float] = (0.07, 0.03, 3e7)
+    """The part of δ that more draws should not be spent on; the same while draws take a second or two;
+    and how many numbers those are."""
+    patience: float = 2.5
+    """Times as many for an ε or a δ, and so much nearer: their noise is known, and they are asked for once."""
+    surer: tuple[int, float] = (2**17, 0.25)
+    """Draws that choose the line by which adding is bounded, where it has at least such a part of the δ of removing. Of a dozen
+    lines few draws choose one that looks better than it is: by as much as half of δ, which is 3 % of ε."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How few draws propose a number, and what is done where fresh ones do not confirm it."""
+
+    steps: tuple[int, int] = (12, 10)
+    """Of a search at most; and, with the confirmation, about."""
+    near: tuple[float, float] = (0.1, 1.0)
+    """Distances in log δ: close enough; and so far that an eighth of the draws shows the way."""
+    move: tuple[float, float, float] = (2.0, 0.5, 0.01)
+    """In log σ or log ε: down at most, up at most, and a bracket in which δ jumps, so that the search ends."""
+    slope: tuple[float, float, float] = (2.0, 40.0, 0.08)
+    """−log δ over log σ or log ε: least and most; and the distance below which two points with few draws show none."""
+    finer: tuple[int, float] = (16, 0.03)
+    """Times as many draws, once, where the search ended, but no more than leave δ such a scatter."""
+    care: tuple[float, float] = (1.3, 0.01)
+    """Times the slope, on the last step down, which stays so far of log δ below its goal: what fails takes longer than
+    all before."""
+    tries: tuple[int, float] = (8, 1.002)
+    """Confirmations at most, that share the failure probability; and times σ, at least, after one that failed."""
+    sequence: tuple[int, float, float] = (45, 0.002, 0.35)
+    """Values of ε that are tested in order, the distance of their logarithms, and the part of them above the one proposed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    """Followed users under b-min-separation: a grid for the likelihood ratio, states for pairs."""
+
+    gap: tuple[float, float] = (2e-3, 1.0)
+    """The distance of the two bounds on log S that is aimed at; and one beyond which draws would show no amplification."""
+    points: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+    """Of a grid: as few as are enough."""
+    depths: tuple[float, ...] = (1.5, 3.0, 5.0)
+    """−log of the least point that is not 0, over the largest: the best is taken."""
+    trials: int = 8
+    """Draws that a grid is chosen by."""
+    points_per_draw: int = 12
+    """Points through which a draw goes in the time that the rest of it takes."""
+    faded: float = 0.02
+    """The part of a round that is too little to follow: rejection undoes what that is too much."""
+    rounds: int = 2**17
+    """Beyond, a few thousand draws take minutes: the answer is that of the bounds without draws."""
+    level: float = 0.45
+    """From one level of what is left of earlier rounds to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fineness:
+    """Steps of x over √(1 − ρ²), of w in standard deviations, and the nodes for s (`markov_chain`)."""
+
+    step: float
+    factor_step: float
+    nodes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bins:
+    """Balls-in-Bins without draws."""
+
+    rough: Fineness = Fineness(step=0.5, factor_step=1.2, nodes=400)
+    """While a search goes on."""
+    fine: Fineness = Fineness(step=0.18, factor_step=0.8, nodes=900)
+    """For its answer."""
+    ignored: float = 1e-3
+    """Of δ, for the ends of the grids."""
+    near: float = 0.05
+    """How far log δ may stay below its goal: 0.3 % of σ or so."""
+    search: tuple[float, int, int] = (4.0, 6, 50)
+    """−log δ over log x, at least; fine steps at most, each as long as all rough ones; and steps of both, about."""
+    decay: float = 0.995
+    """ρ beyond which the grid would be too large."""
+    kinds: int = 8
+    """Bins that are nearly alike are counted together, as so many kinds."""
+    triples: int = 1000
+    """Bins of which all triples are added up: a tenth of a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The search for a number of a mechanism, such as λ (`search`, `selection`)."""
+
+    grid: tuple[int, float] = (24, 1e-7)
+    """Numbers that closed forms are tried at first, and the tolerance of the search that follows, in log(1/(1 − number))."""
+    sampled: tuple[int, float] = (6, 0.1)
+    """The same where each needs a calibration: the error hardly changes over such a distance."""
+    start: float = 1e-3
+    """The tolerance of the closed form's best number, beside which the sampled search begins."""
+    calibrations: int = 12
+    """About, that a sampled search takes."""
+    sweeps: tuple[int, float] = (30, 1e-4)
+    """Over several numbers that depend on each other, at most; and the gain below which one is the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """All of it."""
+
+    answers: Answers = Answers()
+    losses: LossGrid = LossGrid()
+    ratios: RatioGrid = RatioGrid()
+    memory: Memory = Memory()
+    drawing: Drawing = Drawing()
+    search: Search = Search()
+    chains: Chains = Chains()
+    choice: Choice = Choice()
+
+
+EFFORT = Effort()
+BINS = Bins()

@@ -1,0 +1,166 @@
+"""Who makes the noise of a run's sums: this server, or other parties. The rounds know both by this protocol alone."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flwr.app import ConfigRecord, Message
+from flwr.serverapp import Grid
+
+from fedcgd.ledger import Ledger
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd.plan import Plan
+from fedcgd.release import ReleaseProtocol, lattice_of
+from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.problems import RejectionReason
+from fedcgd_flower.replies import sum_of_replies
+
+if TYPE_CHECKING:
+    from fedcgd.keepers import Keepers
+
+Replies = Iterable[tuple[Message | None, TrainTask]]
+Results = list[int | RejectionReason]
+"""Of each reply, how many users are in the sum by it, or why none is."""
+
+
+class NoiseUnavailableError(Exception):
+    """The sum has no noise: the round is tried again, or consumed if other parties had been asked for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """What is summed and noised in the rounds of one kind: updates, or what users measure of a released model."""
+
+    plan: Plan
+    """Its clip norm is the bound on one user's vector on the wire."""
+    size: Callable[[int], int]
+    """Parameters of the model → coordinates of the sum."""
+    cohort_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What nodes are told with a request of the round, and the lattice of their integers."""
+
+    lattice: Lattice
+    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+
+
+class NoiseProvider(Protocol):
+    """The noise of one kind of a run's sums: terms before nodes are asked, the sum of their replies, and its noise, once."""
+
+    least_nodes: int
+    """The fewest nodes whose sum gets noise."""
+
+    @property
+    def gives_up(self) -> str:
+        """Why no further round is tried; "" while there is no reason."""
+
+    @property
+    def advice(self) -> str:
+        """What can be done about that."""
+
+    def held_back(self) -> Iterator[set[str]]:
+        """The names of nodes not to ask in the next round: the best choice first."""
+
+    def terms(self, grid: Grid, parameters: int) -> Any:
+        """The `Terms` of the next round, for a model of so many parameters; or the reason, a text, if it cannot be tried."""
+
+    def sum_of(self, replies: Replies, terms: Any, size: int) -> tuple[Any, Results]:
+        """The sum of so many coordinates, as `add_noise` takes it, and what became of each reply."""
+
+    def add_noise(self, total: Any, releases: ReleaseProtocol, attempt: int, terms: Any, grid: Grid) -> Integers:
+        """The sum with its noise, in steps of the lattice. Raises NoiseUnavailableError."""
+
+    def of_evaluations(self, sums: Sums, ledger: Ledger) -> "NoiseProvider":
+        """That of the run's evaluations, which this ledger records."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+class NoiseParties(Protocol):
+    """Who makes the noise of a run, before it has a ledger."""
+
+    louder: float
+    """The standard deviation of the noise, in units of the plan's."""
+
+    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey, forward_client_metrics: bool) -> None:
+        """Raise TypeError or ValueError unless they can make the noise of such a run."""
+
+    def to_description(self) -> dict[str, Any]:
+        """What a ledger's configuration says of them."""
+
+    def log(self, plan: Plan, evaluations: Plan | None) -> None:
+        """Log who they are and what that means for ε."""
+
+    def provider(
+        self, training: Sums, evaluation: Sums | None, ledger: Ledger, path: Path | None, patience: float
+    ) -> NoiseProvider:
+        """The noise of the run's training, recorded in `ledger` at `path`; other parties are waited for `patience` seconds."""
+
+
+class ServerNoise:
+    """This server's noise: it sees sums, and adds noise of its own key before anything leaves it."""
+
+    least_nodes, gives_up, advice = 1, "", ""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+
+    def held_back(self) -> Iterator[set[str]]:
+        """Nobody."""
+        yield set()
+
+    def terms(self, grid: Grid, parameters: int) -> Terms:
+        """The lattice alone."""
+        return Terms(lattice=lattice_of(self._sums.plan, self._sums.size(parameters)))
+
+    def sum_of(self, replies: Replies, terms: Terms, size: int) -> tuple[Integers, Results]:
+        """The sum in the clear."""
+        return sum_of_replies(replies, size)
+
+    def add_noise(self, total: Integers, releases: ReleaseProtocol, attempt: int, terms: Terms, grid: Grid) -> Integers:
+        """`total`, in which the noise is added."""
+        releases.add_noise(total, attempt, terms.lattice)
+        return total
+
+    def of_evaluations(self, sums: Sums, ledger: Ledger) -> "ServerNoise":
+        """As this one."""
+        return ServerNoise(sums)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ThisServer:
+    """The noise is this server's."""
+
+    louder, keepers = 1.0, None
+
+    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey, forward_client_metrics: bool) -> None:
+        """It can make any."""
+
+    def to_description(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def log(self, plan: Plan, evaluations: Plan | None) -> None:
+        """Nothing: the guarantee says it."""
+
+    def provider(
+        self, training: Sums, evaluation: Sums | None, ledger: Ledger, path: Path | None, patience: float
+    ) -> NoiseProvider:
+        """This server's noise."""
+        return ServerNoise(training)
+
+
+def noise_parties(keepers: "Keepers | None") -> NoiseParties:
+    """Keepers, or this server where there are none. Raises TypeError for anything else."""
+    if keepers is None:
+        return ThisServer()
+    from fedcgd_flower.keepers import KeeperParties
+
+    return KeeperParties(keepers)
