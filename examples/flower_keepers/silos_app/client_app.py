@@ -1,6 +1,6 @@
 """A silo: it hosts patients, masks what it sends, and is a keeper if its configuration names a key.
 
-    KEEPERS=/srv/keepers.toml flower-supernode … --node-config 'silo=0 silos=3 keeper="/srv/keeper.key" participations="/srv/n.db"'
+    KEEPERS=/srv/keepers.toml flower-supernode … --node-config 'silo=0 silos=3 keeper="/srv/keeper.key" participations="n.db"'
 
 The file that says who the keepers are is the silo's own, and not one that comes with the app. So is its count of participations.
 """
