@@ -1,5 +1,6 @@
 """What each sampling is, says and draws: a table of its words, and the new orders of shuffled batches."""
 
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -43,12 +44,31 @@ def test_a_participation_is_made_for_cohorts(name: str) -> None:
     made = Participation.for_cohorts(name, 12, users=24, cohort_size=8, min_separation=TABLE[name][0].min_separation)
     assert made == TABLE[name][0] or made.participations == TABLE[name][0].participations
     assert made.expected_rate in (None, pytest.approx(1 / 3))
+    assert made.users_for(8) == 24
     assert eval(made.as_python(), {"Participation": Participation}) == made
     for wrong in ({"users": 24, "cohort_size": 25}, {"users": 24, "cohort_size": 0}):
         with pytest.raises(ValueError, match="cohort_size"):
             Participation.for_cohorts(name, 12, **wrong)
     with pytest.raises(ValueError, match="min_separation"):
         Participation.for_cohorts(name, 12, users=24, cohort_size=8, min_separation=4)
+
+
+@pytest.mark.parametrize("name", ["none", "balls-in-bins"])
+def test_of_a_run_that_is_shorter_than_an_epoch_each_round_has_other_users(name: str) -> None:
+    assert Participation.for_cohorts(name, 5, users=100, cohort_size=5).min_separation == 5
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_numbers_are_of_some_samplings_only(name: str) -> None:
+    numbers = asdict(TABLE[name][0])
+    assert SAMPLINGS[name].takes_rate == (name in ("poisson", "cyclic-poisson", "b-min-sep"))
+    assert SAMPLINGS[name].has_bins == (name in ("balls-in-bins", "cyclic-poisson"))
+    if not SAMPLINGS[name].takes_rate:
+        with pytest.raises(ValueError, match="sampling_rate"):
+            Participation(**numbers | {"sampling_rate": 0.5})
+    if name != "b-min-sep":
+        with pytest.raises(ValueError, match="warm_start"):
+            Participation(**numbers | {"warm_start": False})
 
 
 @pytest.mark.parametrize(("groups", "n", "k"), [(1, 1024, 4), (8, 1024, 4), (256, 1024, 4), (13, 390, 10)])

@@ -39,7 +39,7 @@ def scheme_of(sampling: str) -> Sampling:
     Raises:
         ValueError: if there is none of that name.
     """
-    if sampling not in SAMPLINGS:
+    if sampling not in tuple(SAMPLINGS):
         *others, last = SAMPLINGS
         raise ValueError(
             f"sampling must be {', '.join(others)} or {last}, got {sampling!r}; no other sampling is accounted for"
