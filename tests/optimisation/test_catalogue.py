@@ -15,6 +15,7 @@ import fedcgd
 from fedcgd.cli import app
 from fedcgd.mechanisms import BIFR, BISR, BLT, DPSGD, BandInvMF, LambdaMuCGD, Normalized
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, power_coefficients
+from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import BANDS, TABLE, Parameter, Row, spelling_of
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -140,3 +141,12 @@ def test_every_row_is_in_the_table_that_tests_of_all_mechanisms_take() -> None:
     classes = {row.cls for row in TABLE.values()}
     assert classes - {type(mechanism) for mechanism in MECHANISMS} == set()
     assert {cls.__name__ for cls in classes} <= set(fedcgd.__all__), "export them from fedcgd/__init__.py"
+
+
+@pytest.mark.parametrize("spelling", ["bisr:13", "bsr:100:normalized", "bifr:13:0.5"])
+def test_more_bands_than_rounds_are_refused_wherever_a_mechanism_is_spelled(spelling: str) -> None:
+    few = Participation(rounds=12, min_separation=4)
+    with pytest.raises(ValueError, match="write 12"):
+        Plan.calibrated(spelling, few, clip_norm=1.0, epsilon=2, delta=1e-5)
+    with pytest.raises(ValueError, match="write 12"):
+        catalogue.mechanism(spelling, few)
