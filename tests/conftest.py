@@ -105,7 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _no_runs_of_other_tests() -> None:
     """No test is told of the runs of another one over the same examples."""
-    if (runs := sys.modules.get("fedcgd.opacus.earlier_runs")) is not None:
+    if (runs := sys.modules.get("fedcgd.opacus.overlap")) is not None:
         runs._released.clear()
 
 

@@ -326,6 +326,26 @@ class ShowOptions(LedgerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchOptions(LedgerOptions):
+    """Show where a run stands while it goes on: rounds, ε, the latest rounds and measurements, and the time that is left.
+
+    It only reads the ledger, and ends when the run is over. Sizes of cohorts are left out where who takes part is secret; times
+    and other counts are not differentially private. With --json one state is printed.
+
+    Example: fedcgd watch run.db --html progress.html
+
+    Options:
+        every: Seconds between two looks.
+        once: Print one state, and end.
+        html: Also write a page here that a browser loads again by itself.
+    """
+
+    every: float = 2.0
+    once: bool = False
+    html: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifyOptions(LedgerOptions, RegisterOptions):
     """Derive ε again from the records alone; exit code 1 if they contradict each other, the plan or the register of the key.
 
@@ -499,6 +519,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "compare": (CompareOptions, "fedcgd.cli.compare:compare"),
     "curve": (CurveOptions, "fedcgd.cli.curve:curve"),
     "audit": (AuditOptions, "fedcgd.cli.audit:audit"),
+    "watch": (WatchOptions, "fedcgd.cli.watch:watch"),
     "report": (ReportOptions, "fedcgd.cli.report_page:report"),
 }
 LEDGER_COMMANDS: dict[str, tuple[type, str]] = {

@@ -227,7 +227,9 @@ def clip_factors(parts: Parts, clip_norm: float, unit: float = 1.0) -> Tensor:
     form = _form_for(parts)
     norms = torch.stack([form.squares(rows) for rows in parts]).sum(dim=0).sqrt() / unit
     bound = clip_norm * (1 - ROUNDING)
-    return torch.where(norms.isfinite(), bound / norms.clamp(min=bound), 0.0)
+    # Written out for rows within the norm: torch divides by a reciprocal, and bound · (1 / bound) need not be 1.
+    factors = torch.where(norms > bound, bound / norms, 1.0)
+    return torch.where(norms.isfinite(), factors, 0.0)
 
 
 class RowPasses(NamedTuple):

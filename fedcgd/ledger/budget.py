@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,12 @@ class JointRecord:
 
     def to_description(self) -> dict[str, Any]:
         """All of it, as JSON-able values."""
-        return asdict(self)
+        guarantees = [
+            {"planned": group.planned.to_description(), "released": group.released.to_description()}
+            for group in self.groups
+        ]
+        groups = [vars(group) | found for group, found in zip(self.groups, guarantees, strict=True)]
+        return vars(self) | {"groups": groups}
 
 
 def joint(

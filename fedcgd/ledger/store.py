@@ -278,12 +278,10 @@ def pack_ids(ids: NDArray[np.int64]) -> bytes:
     return zlib.compress(np.diff(np.sort(ids), prepend=0).astype("<i8").tobytes(), level=1)
 
 
-_MOST_UNKNOWN = 100_000  # of a cohort's users may be missing from the table of users: they are counted as a problem
-
-
 def unpack_ids(packed: bytes, users: int) -> NDArray[np.int64]:
     """What `pack_ids` packed, where so many `users` are on record. Raises MalformedError for anything else."""
-    unpacked = inflate(packed, 8 * (users + _MOST_UNKNOWN), "a cohort on record")
+    most = users + 100_000  # so many may be missing from the table of users: they are counted as a problem
+    unpacked = inflate(packed, 8 * most, "a cohort on record")
     if len(unpacked) % 8:
         raise MalformedError(f"a cohort on record has {len(unpacked)} bytes, and 8 for each user are expected")
     return np.cumsum(np.frombuffer(unpacked, "<i8"), dtype=np.int64)

@@ -11,6 +11,7 @@ from oracles_accounting import gaussian_epsilon
 from plans import make_plan
 
 from fedcgd import Participation, Plan
+from fedcgd.accounting.compose import JOINT_CONDITION
 from fedcgd.ledger import Ledger, joint
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 
@@ -94,3 +95,5 @@ def test_the_command_says_the_worst_and_no_ids(tmp_path: Path) -> None:
     found = figures("ledger", "compose", one, two)
     assert found["groups"][0]["planned"]["epsilon"] == pytest.approx(12.26, abs=0.005)
     assert found["problems"] == []
+    promised = found["groups"][0]["planned"]
+    assert (promised["adjacency"], promised["condition"]) == ("zero out one user", JOINT_CONDITION)

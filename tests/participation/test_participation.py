@@ -1,5 +1,9 @@
 """The promise about who takes part when: what is allowed, and that contradictions are refused."""
 
+import json
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 
 from fedcgd.participation import Participation
@@ -13,6 +17,18 @@ def test_k_defaults_to_the_most_that_fit():
     assert Participation(rounds=12, min_separation=3, sampling="balls-in-bins").participations == 4
     assert Participation(rounds=12, sampling="poisson", sampling_rate=0.1).participations == 12
     assert Participation(rounds=12, min_separation=4, sampling="cyclic-poisson", sampling_rate=1.0).participations == 3
+
+
+def test_epochs_may_be_as_many_as_rounds():
+    assert Participation(rounds=4, max_participations=4, sampling="random-allocation").spacing == 1
+
+
+def test_numbers_of_numpy_become_pythons():
+    """Ledgers hold them as JSON."""
+    numbers = {"rounds": np.int64(6), "min_separation": np.int64(2), "max_participations": np.int64(2)}
+    made = Participation(**numbers, sampling="b-min-sep", sampling_rate=np.float64(0.5))
+    assert json.loads(json.dumps(asdict(made)))["sampling_rate"] == 0.5
+    assert [type(value) for value in asdict(made).values()] == [int, int, int, str, float, bool]
 
 
 @pytest.mark.parametrize(

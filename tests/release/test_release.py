@@ -197,7 +197,6 @@ def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
             "fedcgd/release/run_noise.py",
             "fedcgd/release/tensors.py",
             "fedcgd/keepers/keeper.py",
-            "fedcgd/opacus/round_noise.py",
         },
         "record_aggregated": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
         "record_released": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
