@@ -15,7 +15,7 @@ from rich.console import Console
 from fedcgd.cli.declare import Argument, Option
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.participation import SAMPLINGS
-from fedcgd_experiments import plots
+from fedcgd_experiments import plots, real_tables
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.comparison import epsilons, pick
 from fedcgd_experiments.flower_command import flower_command
@@ -191,6 +191,7 @@ def plot_command(
         "gains": lambda: plots.gains(found),
         "frontier": lambda: plots.frontier(found, epsilon),
         "runtime": lambda: plots.runtime_bars(timed),
+        **({"real-data": partial(real_tables.picture, results)} if (results / "real_data.jsonl").exists() else {}),
         **{
             name: partial(plots.lambdas, Found.read(results, name))
             for name in PAPER_STUDIES

@@ -164,7 +164,7 @@ def participants(users: int, when: Rounds, seed: int) -> Iterator[NDArray[np.int
 
 def padded(chosen: Sequence[NDArray[np.int64]], device: str) -> tuple[Tensor, Tensor]:
     """Places, and 1 for those that are there, shape (seeds, most)."""
-    most = max(len(rows) for rows in chosen)
+    most = max(1, *(len(rows) for rows in chosen))  # a round of coins may be empty
     places, present = np.zeros((2, len(chosen), most), np.int64)
     for seed, rows in enumerate(chosen):
         places[seed, : len(rows)], present[seed, : len(rows)] = rows, 1

@@ -146,14 +146,13 @@ def train_engine(
     *,
     physical_batch: int,
     grad_sample_mode: str = "ghost",
-    watch: Callable[[int, nn.Module], None] | None = None,
     checkpoint: Path | None = None,
     late: Callable[[], bool] = lambda: False,
 ) -> nn.Module:
     """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one.
 
-    `watch` is called with the number of steps and the model after each of them. After each epoch but the last the file
-    `checkpoint` is written, from which the next call goes on; if it is `late` then, PausedError is raised.
+    After each epoch but the last the file `checkpoint` is written, from which the next call goes on; if it is `late` then,
+    PausedError is raised.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = task.model(point.seed).to(device)
@@ -186,8 +185,6 @@ def train_engine(
                 private.step()
                 if rounds.released > before:  # the last part of a batch
                     scheduler.step()
-                    if watch is not None:
-                        watch(rounds.released, model)
         if checkpoint is not None and epoch < point.epochs:
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {"schedule": scheduler.state_dict()}

@@ -51,7 +51,21 @@ from fedcgd_simulations.tasks import fashion_mnist, tweets
 from fedcgd_simulations.text import hashed_bag
 
 Array = NDArray[np.float32]
-DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How all is tried: δ, the parts of users/σ₁ that rates move a model by, seeds, (turns, ε), repeats of a second rehearsal."""
+
+    delta: float = 1e-5
+    progress: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
+    tuning: range = range(4)
+    tests: range = range(1000, 1040)
+    cells: tuple[tuple[int, float], ...] = tuple(product((20, 5), (1.0, 4.0)))
+    repeats: int = 4
+
+
+TRIAL = Trial()
 
 
 @dataclass(frozen=True)
@@ -230,7 +244,7 @@ def model_of(data: Set) -> LinearModel | None:
 @lru_cache(maxsize=4096)
 def sigma_of(mechanism: Mechanism, participation: Participation, epsilon: float) -> float:
     """σ at (ε, δ)."""
-    return calibrate(mechanism, participation, epsilon=epsilon, delta=DELTA).noise_multiplier
+    return calibrate(mechanism, participation, epsilon=epsilon, delta=TRIAL.delta).noise_multiplier
 
 
 @lru_cache(maxsize=128)
@@ -263,8 +277,6 @@ def trained(
 
 
 WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("constant", 0.9), ("linear", 0.9))
-PROGRESS = (0.25, 0.5, 1.0, 2.0)
-TUNE_SEEDS = range(4)
 
 
 def candidates(users: int, participations: int) -> list[Recipe]:
@@ -289,16 +301,16 @@ def candidates(users: int, participations: int) -> list[Recipe]:
 def tune(name: str, epsilon: float, participations: int, done: set[str], device: str) -> Iterator[dict[str, Any]]:
     """The validation accuracy of every candidate at every rate, a record for each recipe that is not `done`."""
     data = load(name)
-    scale = len(data.x[0]) / gaussian.sigma(epsilon=epsilon, delta=DELTA)
+    scale = len(data.x[0]) / gaussian.sigma(epsilon=epsilon, delta=TRIAL.delta)
     recipes = [r for r in candidates(len(data.x[0]), participations) if identity(name, epsilon, r) not in done]
-    runs = [(recipe, part * scale / unit_progress(recipe)) for recipe in recipes for part in PROGRESS]
-    found = trained(data, runs, epsilon, TUNE_SEEDS, device)[:, :, 0].mean(axis=1)
-    for recipe, row in zip(recipes, found.reshape(-1, len(PROGRESS)), strict=True):
+    runs = [(recipe, part * scale / unit_progress(recipe)) for recipe in recipes for part in TRIAL.progress]
+    found = trained(data, runs, epsilon, TRIAL.tuning, device)[:, :, 0].mean(axis=1)
+    for recipe, row in zip(recipes, found.reshape(-1, len(TRIAL.progress)), strict=True):
         yield {
             "set": name,
             "epsilon": epsilon,
             "recipe": asdict(recipe),
-            "progress": [part * scale for part in PROGRESS],
+            "progress": [part * scale for part in TRIAL.progress],
             "validation": row.round(4).tolist(),
         }
 
@@ -309,8 +321,6 @@ def identity(name: str, epsilon: float, recipe: Recipe) -> str:
 
 
 Out = Annotated[Path, Argument(help="JSON lines, appended")]
-CELLS = tuple(product((20, 5), (1.0, 4.0)))
-"""Turns and ε."""
 Cell = tuple[str, int, float]
 """Set, participations and ε."""
 
@@ -324,7 +334,7 @@ def tune_command(out: Out, only: str | None = None, device: str = "cpu") -> None
     """Tune on every set, and write what is found as it is found."""
     done = {identity(r["set"], r["epsilon"], Recipe(**r["recipe"])) for r in read(out) if "recipe" in r}
     with out.open("a", encoding="utf-8") as file:
-        for name, (participations, epsilon) in product([only] if only else SETS, CELLS):
+        for name, (participations, epsilon) in product([only] if only else SETS, TRIAL.cells):
             for record in tune(name, epsilon, participations, done, device):
                 print(json.dumps(record), file=file, flush=True)
             print(name, participations, epsilon, "done", flush=True)
@@ -337,7 +347,6 @@ BASELINES: dict[str, Callable[[Recipe], bool]] = {
     "anything": lambda recipe: True,
 }
 SECRETS: dict[str, tuple[str, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
-TEST_SEEDS = range(1000, 1040)
 Plan = Callable[[PlanningProblem], Sequence[PlannedRecipe]]
 """Plans, best first."""
 
@@ -349,7 +358,7 @@ Try = tuple[Recipe, float, dict[str, Any]]
 def judged(data: Set, tries: dict[str, Try], epsilon: float, device: str) -> dict[str, Any]:
     """Test accuracies with seeds that nothing was chosen by."""
     runs = [(recipe, rate) for recipe, rate, _ in tries.values()]
-    found = trained(data, runs, epsilon, TEST_SEEDS, device)[:, :, 1].round(4).tolist()
+    found = trained(data, runs, epsilon, TRIAL.tests, device)[:, :, 1].round(4).tolist()
     return {
         label: {"recipe": asdict(recipe), "rate": rate} | more | {"test": test}
         for (label, (recipe, rate, more)), test in zip(tries.items(), found, strict=True)
@@ -378,7 +387,7 @@ def planned(data: Set, epsilon: float, participations: int) -> dict[str, Try]:
     made: dict[PlanningProblem, Try] = {}
     for (label, secret), known in product(SECRETS.items(), (False, True)):
         question = PlanningProblem(
-            users=len(data.x[0]), epsilon=epsilon, delta=DELTA, secret=secret, participations=participations,
+            users=len(data.x[0]), epsilon=epsilon, delta=TRIAL.delta, secret=secret, participations=participations,
             model=model_of(data) if known else None,
             hidden_layers=len(data.hidden) if known and len(data.hidden) > 1 else None,
         )  # fmt: skip
@@ -401,7 +410,7 @@ def judge_command(out: Out, only: str | None = None, device: str = "cpu") -> Non
     """On each set that is tuned: the planner's recipe at the planner's rate, and what is best by validation, on fresh seeds."""
     records = read(out)
     before = judgements(records)
-    for (participations, epsilon), name in product(CELLS, [only] if only else SETS):
+    for (participations, epsilon), name in product(TRIAL.cells, [only] if only else SETS):
         cell = (name, participations, epsilon)
         best = best_tuned(records, cell)
         if best and plan_label("nothing", known=True) not in before.get(cell, {}):
@@ -428,10 +437,6 @@ PROXIES = {
 """Sets that stand for another as if they were public; half is half of the set itself, the best that a proxy can be."""
 
 
-REPEATS = 4
-"""Of a second try with the same proxies, but for tweets."""
-
-
 def proxy_of(name: str, data: Set) -> ArrayProxy:
     """The examples to train and to validate of another set, or half of those to train of `data`."""
     other = data if name == "half" else load(name)
@@ -442,7 +447,7 @@ def proxy_of(name: str, data: Set) -> ArrayProxy:
 
 def rehearse_command(out: Out, only: str | None = None, repeats: int = 1, device: str = "cpu") -> None:
     """Networks: what is best on a proxy, nothing secret, on the seeds that the plan of theory was tested with."""
-    for (participations, epsilon), name in product(CELLS, [only] if only else PROXIES):
+    for (participations, epsilon), name in product(TRIAL.cells, [only] if only else PROXIES):
         done = judgements(read(out)).get((name, participations, epsilon), {})
         tries = rehearsed(load(name), epsilon, participations, repeats, done)
         if tries:
@@ -455,7 +460,7 @@ def rehearsed(data: Set, epsilon: float, participations: int, repeats: int, done
     for proxy in PROXIES[data.name]:
         if proxy_label(proxy, repeats) not in done and (repeats == 1 or proxy != "tweets+net"):
             question = PlanningProblem(
-                users=len(data.x[0]), epsilon=epsilon, delta=DELTA, participations=participations
+                users=len(data.x[0]), epsilon=epsilon, delta=TRIAL.delta, participations=participations
             )
             plan = partial(rehearse, train=proxy_of(proxy, data), public=True, repeats=repeats)
             found[proxy_label(proxy, repeats)] = one_try(question, plan)
@@ -510,7 +515,7 @@ def curve_command(out: Out, cohort: int = 60, participations: int = 10) -> None:
         "dp-sgd, full batch": ("none", 1),
     }
     for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
-        scale, row = users / gaussian.sigma(epsilon=epsilon, delta=DELTA), dict[str, Any](epsilon=epsilon)
+        scale, row = users / gaussian.sigma(epsilon=epsilon, delta=TRIAL.delta), dict[str, Any](epsilon=epsilon)
         tries: dict[str, tuple[Recipe, float]] = {}
         for label, (sampling, steps) in baselines.items():
             runs = [
@@ -518,13 +523,13 @@ def curve_command(out: Out, cohort: int = 60, participations: int = 10) -> None:
                 for schedule, momentum in RULES.tried.ways
                 for recipe in [Recipe(mechanism="dp-sgd", sampling=sampling, users=users, steps=steps,
                                       participations=participations, schedule=schedule, momentum=momentum)]
-                for part in (1 / 16, 1 / 8, *PROGRESS)
+                for part in (1 / 16, 1 / 8, *TRIAL.progress)
             ]  # fmt: skip
             tries[label] = runs[int(np.argmax(trained(data, runs, epsilon, range(3), "cpu")[:, :, 0].mean(axis=1)))]
         question = PlanningProblem(
             users=users,
             epsilon=epsilon,
-            delta=DELTA,
+            delta=TRIAL.delta,
             participations=participations,
             max_cohort=cohort,
             model=model_of(data),
@@ -533,7 +538,7 @@ def curve_command(out: Out, cohort: int = 60, participations: int = 10) -> None:
         tries["plan, nothing secret"] = one.recipe, one.outcome.learning_rate
         tests = [
             trained(digits("digits", seed), list(tries.values()), epsilon, [seed], "cpu")[:, 0, 1]
-            for seed in TEST_SEEDS[:20]
+            for seed in TRIAL.tests[:20]
         ]
         row |= {label: test.round(4).tolist() for label, test in zip(tries, np.transpose(tests), strict=True)}
         row["plan"] = asdict(one.recipe) | {"rate": one.outcome.learning_rate}
@@ -546,11 +551,11 @@ def cnn_command(out: Out) -> None:
     """Digits by a CNN with three hidden layers and the engine's own noise, ten passes: one try of the plan at each ε."""
     trainer, rows = CentralTrainer(), list[dict[str, Any]]()
     for epsilon in (1.0, 2.0, 4.0, 8.0):
-        question = PlanningProblem(users=1260, epsilon=epsilon, delta=DELTA, participations=10, hidden_layers=3)
+        question = PlanningProblem(users=1260, epsilon=epsilon, delta=TRIAL.delta, participations=10, hidden_layers=3)
         recipe, rate, _ = one_try(question, planner.plan_recipes)
         points = [
             CentralPoint(
-                task="digits", model="tanh-cnn", mechanism=recipe.mechanism, epsilon=epsilon, delta=DELTA,
+                task="digits", model="tanh-cnn", mechanism=recipe.mechanism, epsilon=epsilon, delta=TRIAL.delta,
                 steps=recipe.steps, epochs=recipe.participations, learning_rate=rate, momentum=recipe.momentum,
                 schedule=recipe.schedule, seed=seed, split="test",
             )
@@ -571,15 +576,17 @@ def noise_command(out: Out) -> None:
     for name, users in product(("digits", "five", "blobs", "wide", "digits+net", "five+net"), (10, 30, 100, 300, 1000)):
         whole = load(name)
         data = replace(whole, x=(whole.x[0][:users], *whole.x[1:]), y=(whole.y[0][:users], *whole.y[1:]))
-        question = PlanningProblem(users=users, epsilon=1000.0, delta=DELTA, participations=10, model=model_of(whole))
+        question = PlanningProblem(
+            users=users, epsilon=1000.0, delta=TRIAL.delta, participations=10, model=model_of(whole)
+        )
         guessing = float(np.bincount(data.y[2]).max()) / len(data.y[2])
         loud = planner.recommended(planner.plan_recipes(question))
         rates = [(loud.recipe, factor * loud.outcome.learning_rate) for factor in (0.3, 1, 3)]
-        best = float(trained(data, rates, 1000.0, TEST_SEEDS[:3], "cpu")[:, :, 1].mean(axis=1).max())
+        best = float(trained(data, rates, 1000.0, TRIAL.tests[:3], "cpu")[:, :, 1].mean(axis=1).max())
         for epsilon in (0.3, 1.0, 3.0, 8.0):
             one = planner.recommended(planner.plan_recipes(replace(question, epsilon=epsilon)))
             run = [(one.recipe, one.outcome.learning_rate)]
-            test = float(trained(data, run, epsilon, TEST_SEEDS[:10], "cpu")[0, :, 1].mean())
+            test = float(trained(data, run, epsilon, TRIAL.tests[:10], "cpu")[0, :, 1].mean())
             rows.append(
                 {"set": name, "users": users, "epsilon": epsilon, "recipe": asdict(one.recipe),
                  "signal_to_noise": round(one.outcome.signal_to_noise, 2), "guessing": round(guessing, 4),
@@ -607,7 +614,7 @@ def table_command(out: Out) -> None:
             print(summary(f"{plan}, behind {label}, {which}", lost))
     proxies = list(dict.fromkeys(proxy for each in PROXIES.values() for proxy in each))
     rehearsed = {cell: each for cell, each in cells.items() if any(proxy_label(proxy, 1) in each for proxy in proxies)}
-    tried = {proxy_label(proxy, repeats): (proxy, repeats) for repeats, proxy in product((1, REPEATS), proxies)}
+    tried = {proxy_label(proxy, repeats): (proxy, repeats) for repeats, proxy in product((1, TRIAL.repeats), proxies)}
     baseline, theory = "anything, nothing secret", plan_label("nothing", known=False)
     show(rehearsed, [baseline, theory, *tried])
     pairs: dict[str, list[tuple[float, float]]] = {}

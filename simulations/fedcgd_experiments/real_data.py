@@ -35,13 +35,29 @@ from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.task import Data, Examples, seeded
 from fedcgd_simulations.tasks import cifar10, imdb
 
-DELTA = 1e-5
-EPSILONS = (1.0, 2.0, 3.0, 4.0, 8.0)
-"""Of linear models."""
-PARTS = tuple(2.0 ** (k / 2) for k in range(-6, 5))
-"""Learning rates that are tried, as parts of what moves a model by users/σ₁, σ₁ of one release at the budget."""
-TESTS = tuple(range(1000, 1005))
-"""Seeds that nothing was chosen by, of networks the first three; 0 is what chooses."""
+
+@dataclass(frozen=True)
+class Exam:
+    """How all is tried.
+
+    Attributes:
+        delta: δ.
+        epsilons: of linear models.
+        participations: epochs of linear models.
+        parts: learning rates that are tried, as parts of what moves a model by users/σ₁, σ₁ of one release at the budget.
+        tests: seeds that nothing was chosen by, of networks the first three; 0 is what chooses.
+        first_rounds: after which the pace is measured, over twice as many.
+    """
+
+    delta: float = 1e-5
+    epsilons: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 8.0)
+    participations: int = 60
+    parts: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-6, 5))
+    tests: tuple[int, ...] = tuple(range(1000, 1005))
+    first_rounds: int = 5
+
+
+EXAM = Exam()
 Row = dict[str, Any]
 DataDir = Annotated[Path, Option("--data-dir", help="folder of cifar-10-batches-bin and aclImdb")]
 
@@ -59,8 +75,8 @@ class Net:
 
 def net(figure: str, mechanism: str, sampling: str, epsilon: float, rate: float, seed: int, **more: Any) -> Net:
     """Ten epochs of batches of 128, with a constant rate and without momentum, unless `more` says otherwise."""
-    given: dict[str, Any] = {"steps": 352, "turns": 10, "schedule": "constant", "momentum": 0.0, **more}
-    return Net(figure, Recipe(mechanism=mechanism, sampling=sampling, users=45_000, **given), epsilon, rate, seed)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"steps": 352, "participations": 10, "schedule": "constant", "momentum": 0.0, **more}
+    return Net(figure, Recipe(mechanism=mechanism, sampling=sampling, users=45_000, **given), epsilon, rate, seed)
 
 
 TABLE_3 = {
@@ -78,7 +94,7 @@ def figure_4(epsilons: Sequence[float]) -> list[Net]:
     """At Table 3's values; and without amplification, with a falling rate, of which four are tried."""
     given = [
         one
-        for seed, epsilon in product(TESTS[:3], epsilons)
+        for seed, epsilon in product(EXAM.tests[:3], epsilons)
         for one in (
             net("figure-4", "dp-sgd", "poisson", epsilon, 0.2, seed),
             net("figure-4", TABLE_3[epsilon][0], "balls-in-bins", epsilon, TABLE_3[epsilon][1], seed),
@@ -100,7 +116,7 @@ def chosen(rows: Sequence[Row]) -> list[Net]:
             best[place] = max(best.get(place, row), row, key=lambda one: float(one["validation"]))
     return [
         Net("figure-4", Recipe(**row["recipe"]), row["epsilon"], row["rate"], seed)
-        for seed, row in product(TESTS[:3], best.values())
+        for seed, row in product(EXAM.tests[:3], best.values())
     ]
 
 
@@ -130,13 +146,12 @@ ARMS: Mapping[str, Sequence[tuple[str, str, int]]] = {
     "DP-SGD, Poisson": [("dp-sgd", "poisson", 20), ("dp-sgd", "poisson", 5)],
 }
 """Of linear models: mechanism, sampling, rounds of an epoch."""
-TURNS = 60
 
 
 def recipes_of(users: int, label: str) -> list[Recipe]:
     """The recipes of an arm: 60 epochs, a falling rate, momentum 0.9."""
     return [
-        Recipe(mechanism=mechanism, sampling=sampling, users=users, steps=steps, turns=TURNS)  # type: ignore[arg-type]
+        Recipe(mechanism=mechanism, sampling=sampling, users=users, steps=steps, participations=EXAM.participations)
         for mechanism, sampling, steps in ARMS[label]
     ]
 
@@ -144,7 +159,7 @@ def recipes_of(users: int, label: str) -> list[Recipe]:
 SETS = (
     *(("cifar10", 45_000, features, 10) for features in (4800, 15_552, 1200, 300)),
     *(("cifar10", 20_000, features, 10) for features in (4800, 1200, 300)),
-    ("imdb", 22_500, imdb.FEATURES, 2),
+    ("imdb", 22_500, imdb.SIZES.features, 2),
 )
 """Of linear models: data, examples, features and classes."""
 SECRETS: Mapping[str, tuple[Any, ...]] = {"nothing": (), "Poisson": ("poisson",)}
@@ -173,21 +188,27 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
             made["noise"][key] = {"sigma": sigma, "column": column}
             print(key, sigma, flush=True)
 
-    wanted = [(recipe, epsilon) for label in ARMS for recipe in recipes_of(45_000, label) for epsilon in EPSILONS]
+    wanted = [(recipe, epsilon) for label in ARMS for recipe in recipes_of(45_000, label) for epsilon in EXAM.epsilons]
     for stack in stacks(list):
         wanted += [(one.recipe, one.epsilon) for one in stack]
     wanted += [
-        (Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, turns=1), epsilon) for epsilon in EPSILONS
+        (Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, participations=1), epsilon)
+        for epsilon in EXAM.epsilons
     ]
     for recipe, epsilon in wanted:
         keep(recipe, epsilon)
         sheet.write_text(json.dumps(made))
-    for (name, users, features, classes), epsilon, (secret, allowed) in product(SETS, EPSILONS, SECRETS.items()):
+    for (name, users, features, classes), epsilon, (secret, allowed) in product(SETS, EXAM.epsilons, SECRETS.items()):
         key = json.dumps([name, users, features, epsilon, secret])
         if key not in made["plans"]:
             model = LinearModel(classes=classes, features=features)
             question = PlanningProblem(
-                users=users, epsilon=epsilon, delta=DELTA, secret=allowed, turns=TURNS, model=model
+                users=users,
+                epsilon=epsilon,
+                delta=EXAM.delta,
+                secret=allowed,
+                participations=EXAM.participations,
+                model=model,
             )
             best = planner.plan_recipes(question)[0]
             keep(best.recipe, epsilon)
@@ -289,12 +310,12 @@ def pace(bench: Bench, copies: Sequence[Copy]) -> Callable[[int], None]:
     total = copies[0].when.rounds
 
     def after(rounds: int) -> None:
-        if rounds in (FIRST_ROUNDS, 3 * FIRST_ROUNDS):
+        if rounds in (EXAM.first_rounds, 3 * EXAM.first_rounds):
             if bench.device == "cuda":
                 torch.cuda.synchronize()
             began.append(time.monotonic())
-        if rounds == 3 * FIRST_ROUNDS:
-            need = (began[1] - began[0]) / (2 * FIRST_ROUNDS) * (total - rounds)
+        if rounds == 3 * EXAM.first_rounds:
+            need = (began[1] - began[0]) / (2 * EXAM.first_rounds) * (total - rounds)
             left = 0.95 * (bench.until.end - began[1])
             print(f"{len(copies)} copies need {need:.0f} seconds, {left:.0f} are left", flush=True)
             if need > left:
@@ -303,9 +324,6 @@ def pace(bench: Bench, copies: Sequence[Copy]) -> Callable[[int], None]:
             raise PausedError(f"after {rounds} of {total} rounds")
 
     return after
-
-
-FIRST_ROUNDS = 5
 
 
 def feature_sets(bench: Bench, done: set[tuple[Any, ...]]) -> Iterator[tuple[str, int, int, Labelled]]:
@@ -351,11 +369,11 @@ def linear(bench: Bench, sheet: Sheet, data: Labelled, cell: tuple[str, int, int
     """A row for each arm and ε: the best of its candidates by validation, tested; and the plans at their own rates."""
     started = time.monotonic()
     name, users, features = cell
-    alone = Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, turns=1)
+    alone = Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, participations=1)
     candidates: list[Try] = [
         (label, recipe, epsilon, part * users / sheet.sigma(alone, epsilon) / unit_progress(recipe))
         for label in ARMS
-        for recipe, epsilon, part in product(recipes_of(users, label), EPSILONS, PARTS)
+        for recipe, epsilon, part in product(recipes_of(users, label), EXAM.epsilons, EXAM.parts)
     ]
     found = trained(bench, sheet, data, candidates, (0,))[:, 0, 0]
     best: dict[tuple[str, float], int] = {}
@@ -364,13 +382,13 @@ def linear(bench: Bench, sheet: Sheet, data: Labelled, cell: tuple[str, int, int
             best[label, epsilon] = place
     tries = [candidates[place] for place in best.values()]
     validation: list[float | None] = [float(found[place]) for place in best.values()]
-    for epsilon, secret in product(EPSILONS, SECRETS):
+    for epsilon, secret in product(EXAM.epsilons, SECRETS):
         plan = sheet.plans.get(json.dumps([name, users, features, epsilon, secret]))
         if plan:
             tries.append((f"plan, secret: {secret}", Recipe(**plan["recipe"]), epsilon, plan["rate"]))
             validation.append(None)
-    tests = trained(bench, sheet, data, tries, TESTS)[:, :, 1].round(4).tolist()
-    seconds = round((time.monotonic() - started) / (len(candidates) + len(tries) * len(TESTS)), 3)
+    tests = trained(bench, sheet, data, tries, EXAM.tests)[:, :, 1].round(4).tolist()
+    seconds = round((time.monotonic() - started) / (len(candidates) + len(tries) * len(EXAM.tests)), 3)
     for (label, recipe, epsilon, rate), chosen_by, test in zip(tries, validation, tests, strict=True):
         yield {
             "set": name, "users": users, "features": features, "label": label, "recipe": asdict(recipe), "epsilon": epsilon,
@@ -383,7 +401,7 @@ def trained(bench: Bench, sheet: Sheet, data: Labelled, tries: Sequence[Try], se
     found = np.empty((len(tries), len(seeds), 2))
     groups: dict[tuple[Rounds, int], list[int]] = {}
     for place, (_, recipe, _, _) in enumerate(tries):
-        groups.setdefault((bench.when(recipe), recipe.turns), []).append(place)
+        groups.setdefault((bench.when(recipe), recipe.participations), []).append(place)
     for (when, _), places in groups.items():
         kinds = list(dict.fromkeys(tries[place][1:3] for place in places))
         noises = [

@@ -40,7 +40,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     **{name: partial(bert, name, None) for name in ("bert-tiny", "bert-base", "bert-large")},
 }
 OPACUS = ("opacus", 1)
-_EPOCH = 50  # steps; an epoch begins with a look at rows of the data set
 _ROUNDS = 2000  # more than are timed; a plan tries as many before it takes a mechanism that is not fedcgd's
 VARIANTS = [
     ("dp-sgd", 1),
@@ -85,7 +84,9 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     given: dict[str, Any] = {
         "module": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=1e-4),
-        "data_loader": DataLoader(TensorDataset(torch.zeros(batch * _EPOCH)), batch_size=batch),
+        "data_loader": DataLoader(
+            TensorDataset(torch.zeros(batch * 50)), batch_size=batch
+        ),  # an epoch begins with a look at rows
         "grad_sample_mode": mode,
     }
     plan = Plan(

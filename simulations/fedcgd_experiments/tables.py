@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
+from fedcgd_experiments import real_tables
 from fedcgd_experiments.comparison import Comparison, Tuned, compare, epsilons, pick, tuned, works
 from fedcgd_experiments.paper_studies import PAPER_STUDIES
 from fedcgd_experiments.people_point import PeoplePoint
@@ -212,6 +213,59 @@ def recorded(results: Path, name: str) -> str:
     return markdown(["arm", *(f"ε = {epsilon:g}" for epsilon in budgets)], lines) + f"\n{claims(rows)}\n"
 
 
+def exam(results: Path, name: str) -> str:
+    """Linear models on one set: each arm, tuned alike, and the plan at its own rate; and both against Poisson sampling."""
+    by_label = real_tables.cells(real_tables.rows_of(results))[name]
+    poisson = by_label[real_tables.POISSON]
+    lines = [[label, *map(spread_of_percent, by.values())] for label, by in by_label.items()]
+    for label in (real_tables.NOTHING[0], real_tables.PLAN):
+        own = by_label[label]
+        lines.append(
+            [f"{label} − {real_tables.POISSON}", *(real_tables.difference(own[e], poisson[e]) for e in poisson)]
+        )
+    return markdown(["", *(f"ε = {epsilon:g}" for epsilon in poisson)], lines)
+
+
+def planned(results: Path, _: str) -> str:
+    """By how many points the plan is behind the best tuned with nothing secret / behind tuned Poisson sampling, and how often."""
+    lost = real_tables.behind(real_tables.rows_of(results))
+    budgets = sorted({epsilon for _, epsilon in lost})
+    lines = [
+        [name, *(f"{lost[name, e][0]:+.1f} / {lost[name, e][1]:+.1f}" for e in budgets)]
+        for name in dict.fromkeys(name for name, _ in lost)
+    ]
+    near = sum(best <= 1 for best, _ in lost.values()), sum(secret <= 0.5 for _, secret in lost.values())
+    said = (
+        f"\nWithin a point of the best tuned with nothing secret: {near[0]} of {len(lost)}. At most half a point behind tuned "
+        f"Poisson sampling: {near[1]} of {len(lost)}.\n"
+    )
+    return markdown(["data, examples, features", *(f"ε = {epsilon:g}" for epsilon in budgets)], lines) + said
+
+
+def networks(results: Path, _: str) -> str:
+    """The CNN: each arm at the budgets that were run."""
+    found = real_tables.by_epsilon(real_tables.rows_of(results))
+    budgets = sorted({epsilon for by in found.values() for epsilon in by})
+    lines = [[label, *(spread_of_percent(by.get(epsilon, ())) for epsilon in budgets)] for label, by in found.items()]
+    return markdown(["", *(f"ε = {epsilon:g}" for epsilon in budgets)], lines)
+
+
+def rates(results: Path, figure: str) -> str:
+    """The CNN of one figure or tuning: validation accuracy of one seed at each rate."""
+    rows = [row for row in real_tables.rows_of(results) if row.get("figure") == figure.replace("-at-", " ")]
+    found: dict[tuple[str, str, float], dict[float, float]] = defaultdict(dict)
+    for row in rows:
+        recipe = row["recipe"]
+        arm = recipe["mechanism"], f"{recipe['sampling']}, {recipe['schedule']}", row["epsilon"]
+        found[arm][row["rate"]] = 100 * row["validation"]
+    tried = sorted({row["rate"] for row in rows})
+    lines = [
+        [mechanism, how, f"{epsilon:g}", *(f"{by[rate]:.1f}" if rate in by else "" for rate in tried)]
+        for (mechanism, how, epsilon), by in sorted(found.items())
+    ]
+    return markdown(["mechanism", "sampling, rate", "ε", *(f"rate {rate:g}" for rate in tried)], lines)
+
+
 TABLES: dict[str, Table] = {
     "verdict": verdict,
     "headline": headline,
@@ -220,6 +274,10 @@ TABLES: dict[str, Table] = {
     "recipes": recipes,
     "effort": effort,
     "recorded": recorded,
+    "exam": exam,
+    "planned": planned,
+    "networks": networks,
+    "rates": rates,
 }
 
 
@@ -270,7 +328,11 @@ def _mean(one: Tuned | None) -> str:
 
 def spread(accuracies: Iterable[float]) -> str:
     """`71.1 ± 1.3`: mean and standard deviation, in percent; empty for fewer than two."""
-    values = [100 * value for value in accuracies]
+    return spread_of_percent([100 * value for value in accuracies])
+
+
+def spread_of_percent(values: Sequence[float]) -> str:
+    """As `spread`, of what is in percent."""
     return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else ""
 
 

@@ -1,6 +1,7 @@
 """`make simulate`: what correlated noise gains on this machine, at the same (ε, δ), against DP-SGD at its best."""
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +19,10 @@ from fedcgd_simulations.commands import of_function
 from fedcgd_simulations.flower_runs import local_superlink, run_app
 from fedcgd_simulations.report import plot_accuracy, summary
 
-USERS, COHORT, TURNS, DELTA = 1260, 60, 10, 1e-5
-"""The task: 1260 users with one digit each, of whom the server reaches 60 in a round, and each at most ten times."""
+COHORT = 60
 MODEL = LinearModel(classes=10, features=64, mean_share=0.9)
-"""Softmax regression on pixels."""
+TASK = PlanningProblem(users=1260, epsilon=4.0, delta=1e-5, participations=10, max_cohort=COHORT, model=MODEL)
+"""Softmax regression on pixels: 1260 users with one digit each, of whom a round reaches 60, each at most ten times."""
 
 
 def best_dp_sgd(epsilon: float, sampling: str) -> dict[str, str | int | float]:
@@ -31,8 +32,8 @@ def best_dp_sgd(epsilon: float, sampling: str) -> dict[str, str | int | float]:
     six rates. What a gradient that stays the same moves the model in all is then a quarter of n/σ₁ without a sampling, and n/σ₁
     with Poisson sampling, σ₁ the noise multiplier of one release; for another ε the rate is taken by the same rule.
     """
-    signal = USERS / gaussian.sigma(epsilon=epsilon, delta=DELTA)
-    rounds = TURNS * USERS // COHORT
+    signal = TASK.users / gaussian.sigma(epsilon=epsilon, delta=TASK.delta)
+    rounds = TASK.participations * TASK.users // COHORT
     if sampling == "poisson":
         return {"learning-rate": round(2 * signal / (rounds + 1), 3), "schedule": "linear", "momentum": 0.0}
     return {"learning-rate": round(0.25 * signal / rounds, 3), "schedule": "constant", "momentum": 0.0}
@@ -40,15 +41,13 @@ def best_dp_sgd(epsilon: float, sampling: str) -> dict[str, str | int | float]:
 
 def configurations(epsilon: float) -> dict[str, dict[str, str | int | float]]:
     """What is run, by its name: DP-SGD without and with a secret sampling, and the planner's recipe, without."""
-    question = PlanningProblem(
-        users=USERS, epsilon=epsilon, delta=DELTA, participations=TURNS, max_cohort=COHORT, model=MODEL
-    )
+    question = replace(TASK, epsilon=epsilon)
     planned = next(one for one in plan_recipes(question) if one.mechanism.name == "lambda-cgd")
     shared: dict[str, str | int | float] = {
         "epsilon": epsilon,
-        "delta": DELTA,
+        "delta": TASK.delta,
         "cohort": COHORT,
-        "participations": TURNS,
+        "participations": TASK.participations,
     }
     plain = {"mechanism": "dp-sgd", "sampling": "none"} | shared | best_dp_sgd(epsilon, "none")
     poisson = {"mechanism": "dp-sgd", "sampling": "poisson"} | shared | best_dp_sgd(epsilon, "poisson")

@@ -21,7 +21,6 @@ APP = Path(__file__).resolve().parents[1]
 _READY_TIMEOUT = 180.0  # a machine with other work takes a minute
 _MARKED_TIMEOUT = 30.0
 _MARK = "FEDCGD_SUPERLINK"
-_LAST_WORDS = 60  # lines of the log that an error quotes
 _ROUND = re.compile(r"\[ROUND (\d+)/(\d+)\]")  # as the strategy logs it
 
 
@@ -143,7 +142,7 @@ def run_app(
     settings = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
     command = ["flwr", "run", str(APP), "--stream", "--run-config", settings]
     command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
-    words: deque[str] = deque(maxlen=_LAST_WORDS)
+    words: deque[str] = deque(maxlen=60)  # an error quotes them
     # A neutral directory: Ray's workers import from the working directory first.
     with subprocess.Popen(
         command,

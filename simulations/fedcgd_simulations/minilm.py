@@ -17,7 +17,6 @@ from torch import Tensor
 from fedcgd.support.cache import cache_folder
 
 WIDTH = 384
-BATCH = 32
 
 
 def minilm_folder() -> Path:
@@ -91,8 +90,9 @@ def _read(texts: Sequence[str], length: int, title: str) -> Iterator[tuple[Tenso
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
         bar = progress.add_task(title, total=len(texts))
-        for start in range(0, len(texts), BATCH):
-            rows = order[start : start + BATCH]
+        batch = 32
+        for start in range(0, len(texts), batch):
+            rows = order[start : start + batch]
             inputs = tokenizer.pad({"input_ids": [pieces[i] for i in rows]}, return_tensors="pt")
             layers = model(**inputs, output_hidden_states=True).hidden_states
             yield torch.from_numpy(rows.copy()), layers, inputs["attention_mask"].unsqueeze(-1)

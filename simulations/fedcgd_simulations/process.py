@@ -4,9 +4,6 @@ import ctypes
 
 import torch
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as <malloc.h> of the GNU C library numbers them
-_MOST = 2**25  # bytes of a block that it lets be kept
-
 
 def settle() -> None:
     """One thread, and freed memory is kept for the next layer.
@@ -15,9 +12,10 @@ def settle() -> None:
     the next layer asks for it again: a seventh of the time of a small network.
     """
     torch.set_num_threads(1)  # one process per core: more threads would fight for it
+    trim, mmap = -1, -3  # thresholds, as <malloc.h> of the GNU C library numbers them
     try:
         library = ctypes.CDLL(None)
-        if library.mallopt(_MMAP_THRESHOLD, _MOST):  # the other alone would fix this one at its lowest
-            library.mallopt(_TRIM_THRESHOLD, 2**28)
+        if library.mallopt(mmap, 2**25):  # the most it takes; the other alone would fix this one at its lowest
+            library.mallopt(trim, 2**28)
     except (AttributeError, OSError, TypeError):  # another C library
         return

@@ -27,7 +27,6 @@ from fedcgd_simulations.tasks import get_task
 app = ServerApp()
 
 ACCURACY = "test-accuracy"
-_PROBE, _SLOW = 4, 60.0  # examples; seconds
 
 
 @app.main()
@@ -82,18 +81,18 @@ def strategy_of(settings: Settings, plan: Plan, users: int) -> CorrelatedNoise:
 
 def _warn_of_slow_evaluation(model: nn.Module, task: Task, test: Examples) -> None:
     """A vision transformer on a processor needs an hour for 10,000 examples, before the first round and after each."""
-    few = test.take(np.arange(min(_PROBE, len(test))))
+    few, slow = test.take(np.arange(min(4, len(test)))), 60.0  # seconds
     started = time.monotonic()
     evaluate(model, task, few)
     seconds = (time.monotonic() - started) * len(test) / len(few)
-    if seconds > _SLOW:
+    if seconds > slow:
         log(
             WARNING,
             "evaluating %d test examples will take about %.0f s, before the first round and after each; test-examples = %d "
             "takes a minute",
             len(test),
             seconds,
-            max(1, int(len(test) * _SLOW / seconds)),
+            max(1, int(len(test) * slow / seconds)),
         )
 
 

@@ -3,12 +3,23 @@
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TextSizes:
+    """What a task makes of its texts: so many ids of words, so many words of a text, so many features of a bag of words."""
+
+    vocabulary: int
+    length: int
+    features: int
+
 
 _WORD = re.compile(r"[\w']+|[^\w\s]")
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcgd.participation import Sampling
 from fedcgd_experiments import batched_descent
 from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
 
@@ -80,7 +79,7 @@ def alone(data: Labelled, when: Rounds, run: Run, seed: int, people: People | No
     [((), True, None), ((5,), False, None), ((6, 4), True, None), ((), True, PEOPLE), ((5,), True, PEOPLE)],
 )
 def test_each_model_is_the_one_that_is_trained_alone(
-    hidden: tuple[int, ...], scaled: bool, people: People | None, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+    hidden: tuple[int, ...], scaled: bool, people: People | None, sampling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched_descent, "_VALUES", 100)  # so that a round's sum has several parts
     data = labelled(hidden, scaled=scaled, people=people is not None)

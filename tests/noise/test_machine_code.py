@@ -99,7 +99,7 @@ def test_without_a_build_it_says_so(built: Path, monkeypatch: pytest.MonkeyPatch
     source = built / "fedcgd" / "native" / "vector_kernels.c"
     for path in source.parent.glob("*.shared"):
         path.unlink()
-    with pytest.raises(OSError, match="no C compiler when fedcgd was installed"):
+    with pytest.raises(OSError, match="C compiler"):
         machine_code.library(source)
     monkeypatch.setattr(vector_kernels, "library", lambda _: machine_code.library(source))
     assert vector_kernels.compiled.__wrapped__() is None

@@ -495,19 +495,6 @@ def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch
     assert 0.7 * (1 - 1e-4) < max(norms) <= 0.7
 
 
-def test_the_batches_keep_the_participation():
-    none = batches_of(make(sampling="none")[2])
-    assert all(np.array_equal(none[t], none[t + 5]) for t in range(5))
-    assert sorted(np.concatenate(none[:5])) == list(range(EXAMPLES))
-    bins = batches_of(make(sampling="balls-in-bins")[2])
-    assert all(np.array_equal(bins[t], bins[t + 5]) for t in range(5))
-    assert sorted(np.concatenate(bins[:5])) == list(range(EXAMPLES))
-    assert len({len(part) for part in bins}) > 1
-    cyclic = batches_of(make(mechanism=DPSGD(), sampling="cyclic-poisson")[2])
-    even, odd = (set(np.concatenate(cyclic[start::2])) for start in (0, 1))
-    assert not even & odd
-
-
 @pytest.mark.parametrize(
     ("sampling", "together"),
     [("poisson", 0.2 * 0.2), ("balls-in-bins", 0.0), ("none", 0.0), ("cyclic-poisson", 0.0)],

@@ -126,7 +126,7 @@ def test_batches_of_opacus_are_what_is_promised(sampling: str) -> None:
 def test_the_command_line_asks_for_it(sampling: str) -> None:
     participation, words = SAMPLINGS[sampling]
     found = figures(
-        *["epsilon", "--mechanism", "dp-sgd", "--rounds", str(ROUNDS), "--sampling", sampling, *words],
+        *["account", "--mechanism", "dp-sgd", "--rounds", str(ROUNDS), "--sampling", sampling, *words],
         *["--noise-multiplier", "2", "--delta", "1e-2"],
     )
     expected = compute_epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-2)

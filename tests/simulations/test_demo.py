@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedcgd.plan import Plan
-from fedcgd_simulations.demo import COHORT, TURNS, USERS, configurations, gain, table
+from fedcgd_simulations.demo import COHORT, TASK, configurations, gain, table
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.tasks import get_task
 
@@ -19,12 +19,12 @@ def settings() -> dict[str, Settings]:
 
 
 def test_the_task_has_the_users_that_the_plan_is_for() -> None:
-    assert len(get_task("digits").load().train) == USERS
+    assert len(get_task("digits").load().train) == TASK.users
 
 
 def test_all_runs_promise_the_same_within_the_same_limits(settings) -> None:
     for one in settings.values():
-        participation = one.participation(USERS)
+        participation = one.participation(TASK.users)
         plan = Plan.calibrated(
             one.mechanism, participation, clip_norm=one.clip_norm, epsilon=one.epsilon, delta=one.delta,
             workload=one.workload(participation.rounds),
@@ -32,8 +32,8 @@ def test_all_runs_promise_the_same_within_the_same_limits(settings) -> None:
         assert plan.guarantee().epsilon == pytest.approx(2.0, rel=1e-3)
         assert one.cohort <= COHORT
         if one.sampling == "none":
-            assert participation.participations <= TURNS
-        assert abs(participation.rounds * one.cohort - USERS * TURNS) <= one.cohort
+            assert participation.participations <= TASK.participations
+        assert abs(participation.rounds * one.cohort - TASK.users * TASK.participations) <= one.cohort
 
 
 def test_the_plan_keeps_nothing_secret_and_is_correlated(settings) -> None:

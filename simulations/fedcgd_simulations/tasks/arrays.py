@@ -14,8 +14,6 @@ from fedcgd_simulations.models import choose
 from fedcgd_simulations.models.softmax import UnitNorm, softmax_regression
 from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classification, data_folders, split
 
-_VALIDATION, _TEST = 10, 5  # one in so many examples
-_HIDDEN = 64
 _FILES = (
     "inputs.npy (examples, …) and labels.npy (whole numbers from 0), or data.csv with a header and a column `label`; if there "
     "are any, users in users.npy or a column `user`, and test examples in test-inputs.npy and test-labels.npy, or test.csv"
@@ -41,7 +39,8 @@ def _sized(made: Callable[[int, int], nn.Module], loaded: Callable[[], Data]) ->
 
 
 def _network(features: int, classes: int) -> nn.Module:
-    return nn.Sequential(UnitNorm(), nn.Linear(features, _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, classes))
+    hidden = 64
+    return nn.Sequential(UnitNorm(), nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, classes))
 
 
 def load(data_dir: Path | None) -> Data:
@@ -61,8 +60,8 @@ def load(data_dir: Path | None) -> Data:
     if known is None:
         raise ValueError(f"{folder} has no labels.npy beside inputs.npy; it must hold {_FILES}")
     if test is None:
-        test, known = split(known, max(1, len(known) // _TEST), seed=1)
-    validation, train = split(known, max(1, len(known) // _VALIDATION), seed=0)
+        test, known = split(known, max(1, len(known) // 5), seed=1)
+    validation, train = split(known, max(1, len(known) // 10), seed=0)
     return Data(train, validation, test)
 
 

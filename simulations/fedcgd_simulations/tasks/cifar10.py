@@ -21,8 +21,6 @@ from fedcgd_simulations.models.wideresnet import wideresnet
 from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classification, data_folders, split
 
 CACHE = Path.home() / ".cache" / "fedcgd"
-VALIDATION_SHARE = 10  # one in so many training examples: 5000 of 50,000
-MEAN, SPREAD = 0.47, 0.25  # of a pixel in [0, 1], rounded: facts about photographs rather than about these
 
 Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (examples, 3, 32, 32) and labels."""
@@ -67,7 +65,7 @@ def load(data_dir: Path | None, fetch: Callable[[Path], None] | None = None, *, 
 
 def _prepared(parts: tuple[Batch, Batch], angles: int | None) -> Data:
     known, test = (Examples(_inputs(images, angles), torch.from_numpy(labels)) for images, labels in parts)
-    validation, train = split(known, len(known) // VALIDATION_SHARE, seed=0)
+    validation, train = split(known, len(known) // 10, seed=0)  # 5000 of 50,000 validate
     return Data(train, validation, test)
 
 
@@ -121,7 +119,8 @@ def _read_pickle(path: Path) -> Batch:
 
 
 def _pixels(images: NDArray[np.uint8]) -> torch.Tensor:
-    return torch.from_numpy((images / np.float32(255) - np.float32(MEAN)) / np.float32(SPREAD))
+    mean, spread = np.float32(0.47), np.float32(0.25)  # rounded: facts about photographs rather than about these
+    return torch.from_numpy((images / np.float32(255) - mean) / spread)
 
 
 def _fetch(folder: Path, fetch: Callable[[Path], None]) -> tuple[Batch, Batch]:

@@ -15,7 +15,6 @@ from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classif
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-VALIDATION_SHARE = 12  # one in so many training examples: 5000 of 60,000
 
 
 def task(model: str | None, data_dir: Path | None) -> Task:
@@ -29,7 +28,7 @@ def load(data_dir: Path | None) -> Data:
     folder = find_folder(data_dir)
     images, labels, test_images, test_labels = (read_idx(folder, name) for name in FILES)
     known = to_examples(images, labels)
-    validation, train = split(known, len(known) // VALIDATION_SHARE, seed=0)
+    validation, train = split(known, len(known) // 12, seed=0)  # 5000 of 60,000 validate
     return Data(train, validation, to_examples(test_images, test_labels))
 
 

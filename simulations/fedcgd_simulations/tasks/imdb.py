@@ -16,11 +16,10 @@ from fedcgd_simulations.models.lstm import lstm
 from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.models.weights import weights_path
 from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classification, data_folders, split
-from fedcgd_simulations.text import hashed_bag, hashed_tokens, tokens_for
+from fedcgd_simulations.text import TextSizes, hashed_bag, hashed_tokens, tokens_for
 
 CACHE = Path.home() / ".cache" / "fedcgd"
-VALIDATION_SHARE = 10  # one in so many training examples: 2500 of 25,000
-LSTM_VOCABULARY, LENGTH, FEATURES = 8192, 256, 4096
+SIZES = TextSizes(vocabulary=8192, length=256, features=4096)
 
 Labelled = tuple[list[str], list[int]]
 """Texts and labels, 1 for positive."""
@@ -34,10 +33,10 @@ def task(model: str | None, data_dir: Path | None) -> Task:
     """
     berts = [base + lora for base in SHAPES for lora in ("", "-lora")]
     factories: dict[str, Factory] = {
-        "lstm": lambda: lstm(LSTM_VOCABULARY),
+        "lstm": lambda: lstm(SIZES.vocabulary),
         **{name: partial(_bert, name) for name in berts},
         "minilm": lambda: softmax_regression(384, 2),
-        "softmax": lambda: softmax_regression(FEATURES, 2),
+        "softmax": lambda: softmax_regression(SIZES.features, 2),
     }
     factory, name = choose("imdb", model, factories), model or "lstm"
     return classification("imdb", lambda: load(name, data_dir), factory)
@@ -60,7 +59,7 @@ def load(model: str, data_dir: Path | None) -> Data:
 
 def _prepared(model: str, train: Labelled, test: Labelled) -> Data:
     known, held_out = (_examples(model, *part) for part in (train, test))
-    validation, rest = split(known, len(known) // VALIDATION_SHARE, seed=0)
+    validation, rest = split(known, len(known) // 10, seed=0)  # 2500 of 25,000 validate
     return Data(rest, validation, held_out)
 
 
@@ -86,14 +85,14 @@ def _read_part(folder: Path) -> Labelled:
 
 def _examples(model: str, texts: Sequence[str], labels: Sequence[int]) -> Examples:
     if model == "lstm":
-        inputs = hashed_tokens(texts, vocabulary=LSTM_VOCABULARY, length=LENGTH)
+        inputs = hashed_tokens(texts, vocabulary=SIZES.vocabulary, length=SIZES.length)
     elif model == "minilm":
-        inputs = minilm_embeddings(texts, length=LENGTH)
+        inputs = minilm_embeddings(texts, length=SIZES.length)
     elif model == "softmax":
-        inputs = hashed_bag(texts, features=FEATURES)
+        inputs = hashed_bag(texts, features=SIZES.features)
     else:
         folder = weights_path(model.removesuffix("-lora"))
-        inputs = tokens_for(folder, texts, vocabulary=VOCABULARY, length=LENGTH)
+        inputs = tokens_for(folder, texts, vocabulary=VOCABULARY, length=SIZES.length)
     return Examples(inputs, torch.tensor(labels))
 
 

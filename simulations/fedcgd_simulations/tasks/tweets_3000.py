@@ -11,8 +11,6 @@ from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.task import Data, Examples, Task, classification, split
 from fedcgd_simulations.tasks import tweets
 
-TRAIN, VALIDATION, TEST, LENGTH = 3000, 1000, 3000, 16
-
 
 def task(model: str | None, data_dir: Path | None) -> Task:
     """3000 tweets of those that train in `tweets`, and 1000 and 3000 of those for validation and test; MiniLM's last block.
@@ -31,9 +29,9 @@ def load(data_dir: Path | None, *, linear: bool) -> Data:
     """The tweets' embeddings, or their states below the last block. Only these tweets go through MiniLM."""
     texts, labels = tweets.read_tweets(tweets.find_file(data_dir))
     whole = tweets.parts(Examples(torch.arange(len(texts)), torch.tensor(labels)))
-    sizes = (whole.train, TRAIN), (whole.validation, VALIDATION), (whole.test, TEST)
+    sizes = (whole.train, 3000), (whole.validation, 1000), (whole.test, 3000)
     chosen = [split(part, size, seed=1)[0] for part, size in sizes]
     read = minilm_embeddings if linear else minilm_states
-    inputs = read([texts[row] for part in chosen for row in part.inputs], length=LENGTH)
+    inputs = read([texts[row] for part in chosen for row in part.inputs], length=16)
     each = torch.split(inputs, [len(part) for part in chosen])
     return Data(*(Examples(rows, part.targets) for rows, part in zip(each, chosen, strict=True)))

@@ -1,0 +1,96 @@
+"""Tables of what `real_data` trained: linear models, the planner's recipes beside them, and networks."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedcgd_experiments.significance import paired
+
+Row = Mapping[str, Any]
+NOTHING = ("λ-CGD, nothing secret", "banded Toeplitz, nothing secret", "DP-SGD, nothing secret", "DP-SGD, full batch")
+"""Arms that keep nothing secret."""
+POISSON, PLAN = "DP-SGD, Poisson", "plan, secret: nothing"
+NETWORKS = {
+    ("poisson", "dp-sgd"): "DP-SGD, Poisson, constant rate",
+    ("balls-in-bins", "lambda-cgd"): "λ-CGD, Balls-in-Bins, constant rate",
+    ("none", "lambda-cgd"): "λ-CGD, nothing secret, falling rate",
+    ("none", "dp-sgd"): "DP-SGD, nothing secret, falling rate",
+}
+
+
+def rows_of(results: Path) -> list[Row]:
+    """What was trained."""
+    return [json.loads(line) for line in (results / "real_data.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def cells(rows: Sequence[Row]) -> dict[str, dict[str, dict[float, list[float]]]]:
+    """Set → label → ε → test accuracies in percent, by seed. A set is `cifar10-45000-4800`: data, examples, features."""
+    found: dict[str, dict[str, dict[float, list[float]]]] = {}
+    for row in rows:
+        if "set" in row:
+            name = f"{row['set']}-{row['users']}-{row['features']}"
+            by_label = found.setdefault(name, {})
+            by_label.setdefault(row["label"], {})[row["epsilon"]] = [100 * value for value in row["test"]]
+    return found
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """`+0.4 [0.1, 0.7]`: by seed, with the interval of Student's t at 95 %."""
+    pairs = paired(dict(enumerate(ours)), dict(enumerate(theirs)))
+    assert pairs is not None
+    return f"{pairs.difference:+.1f} [{pairs.low:.1f}, {pairs.high:.1f}]"
+
+
+def best_tuned(by_label: Mapping[str, Mapping[float, Sequence[float]]], epsilon: float) -> float:
+    """The mean of the arm that is best on test examples, of those that keep nothing secret: which favours it over the plan."""
+    return max(fmean(by_label[label][epsilon]) for label in NOTHING)
+
+
+def behind(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, float]]:
+    """(set, ε) → by how many points the plan is behind the best tuned with nothing secret, and behind tuned Poisson."""
+    found = {}
+    for name, by_label in cells(rows).items():
+        for epsilon, plan in by_label[PLAN].items():
+            mine = fmean(plan)
+            found[name, epsilon] = best_tuned(by_label, epsilon) - mine, fmean(by_label[POISSON][epsilon]) - mine
+    return found
+
+
+def by_epsilon(rows: Sequence[Row]) -> dict[str, dict[float, list[float]]]:
+    """Networks: arm → ε → test accuracies in percent of the seeds that test."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        if row.get("figure") == "figure-4":
+            recipe = row["recipe"]
+            label = NETWORKS[recipe["sampling"], recipe["mechanism"].split(":")[0]]
+            found.setdefault(label, {}).setdefault(row["epsilon"], []).append(100 * row["test"])
+    return found
+
+
+def picture(results: Path) -> Figure:
+    """Accuracy against ε: linear models on 15,552 features, and the CNN, ± standard deviation."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    rows = rows_of(results)
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+    linear = {label: by for label, by in cells(rows)["cifar10-45000-15552"].items() if not label.endswith("Poisson")}
+    linear[POISSON] = cells(rows)["cifar10-45000-15552"][POISSON]
+    titles = ("linear model, 15,552 scattering features", "CNN, 10 epochs of batches of 128")
+    for axes, arms, title in zip(panels, (linear, by_epsilon(rows)), titles, strict=True):
+        for number, (label, by) in enumerate(arms.items()):
+            x = sorted(by)
+            means, spreads = [fmean(by[e]) for e in x], [float(np.std(by[e], ddof=1)) for e in x]
+            secret = {"linestyle": ":"} if "Poisson" in label or "Bins" in label else {}
+            axes.errorbar(x, means, yerr=spreads, marker="osD^vP*X"[number], capsize=2, label=label, **secret)
+        axes.set_xscale("log")
+        axes.set_xticks((ticks := sorted({e for by in arms.values() for e in by})), [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set(title=f"CIFAR-10 (JPEG): {title}", xlabel="ε at δ = 1e-5", ylabel="test accuracy, %")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    return figure
