@@ -20,7 +20,7 @@ from fedcgd.plan import Plan
 from fedcgd_experiments.central_softmax import correlated
 from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared
 from fedcgd_experiments.results import Row
-from fedcgd_simulations.local_softmax import coefficients, with_bias
+from fedcgd_simulations.local_softmax import Steps, coefficients, with_bias
 from fedcgd_simulations.task import Examples, evaluate
 
 _SOME = 25
@@ -99,7 +99,7 @@ def _clipped_sum(
         products = inputs @ inputs.mT
         changes = coefficients(
             inputs @ weights.T, products, examples.targets[places], counts, orders,
-            classes=classes, batch=first.local_batch, learning_rate=rates, proximal=proximal,
+            classes=classes, steps=Steps(first.local_batch, rates, proximal),
         )  # fmt: skip
         squares = (changes * (products @ changes)).sum(1).view(len(some), -1, classes).sum(2)  # shape (users, models)
         factors = (
