@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Pytest's rewritten tests are kept in __pycache__: without that, each process of a run compiles all of them, 8 s of its processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: simulate test test-all test-pythons test-newest test-oldest test-processors test-installs lock test-slow check static workflows site docs bench mutants clean
+.PHONY: simulate test smoke test-all test-pythons test-newest test-oldest test-processors test-installs lock test-slow check static workflows site docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
 # Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it;
@@ -33,6 +33,11 @@ simulate: $(VENV)/installed
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not long'
+
+# Of the quick tests of one folder of tests/ each test's first case, in about a minute: make smoke PACKAGE=ledger
+PACKAGE ?=
+smoke: $(VENV)/installed
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not long' --smoke tests/$(PACKAGE)
 
 # The tests that `test` leaves out because they take long, after it.
 test-all: test

@@ -20,7 +20,6 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 SOURCES = (
     "fedcgd/noise/normals.c",
     "fedcgd/native/vector_kernels.c",
-    "fedcgd/opacus/row_passes.c",
     "fedcgd/accounting/b_min_sep/recursion.c",
     "fedcgd/accounting/b_min_sep/drawing.c",
     "fedcgd/accounting/random_participation/overlaps.c",

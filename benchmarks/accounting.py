@@ -3,7 +3,7 @@
 python benchmarks/accounting.py [--output benchmarks/results/accounting.json] [--only lambda-cgd] [--tables]
 
 Each result is written as soon as it is there, and not computed again. `--tables` computes nothing and prints the tables of
-`docs/accounting.md`. All of it takes about two hours on two cores. `--few-bins` makes the table of how far the deterministic
+`reports/accounting.md`. All of it takes about two hours on two cores. `--few-bins` makes the table of how far the deterministic
 method is above Monte Carlo for few bins, in some minutes. `--speed` prints ratios of times as JSON, in a minute.
 """
 

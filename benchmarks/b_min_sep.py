@@ -1,5 +1,5 @@
 """σ and RMSE of every sampling × mechanism × ε for runs of three sizes, and RMSE against b: `python benchmarks/b_min_sep.py`,
-`--tables` to put them into docs/accounting.md and to draw docs/samplings.svg.
+`--tables` to put them into reports/accounting.md and to draw docs/samplings.svg.
 
 δ = 1e-3. Each row is written to benchmarks/results/b_min_sep.jsonl as soon as it is found, and what stands there is not found
 again: stop and start as you like. A mechanism that a sampling does not cover is written with the reason. σ of the samplings is
@@ -249,7 +249,7 @@ def main() -> None:
         "--tables", action="store_true", help="put what was found into the documentation, and find nothing"
     )
     if parser.parse_args().tables:
-        page = DOCS / "accounting.md"
+        page = DOCS.parent / "benchmarks" / "reports" / "accounting.md"
         text = page.read_text()
         tables = {size.table: samplings(kept(), size) for size in SIZES} | {"separations": separations(kept())}
         for name, table in tables.items():

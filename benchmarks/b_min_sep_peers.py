@@ -4,7 +4,7 @@ python benchmarks/b_min_sep_peers.py [--jax-privacy PYTHON] [--opake PYTHON] [--
 
 PYTHON: an interpreter that has the peer (this one, unless said otherwise; "none" leaves it out). n = 1000 rounds, a user is
 expected in 10 of them, δ = 1e-3. Each row is written to benchmarks/results/b_min_sep_peers.jsonl as soon as it is found, and
-what stands there is not found again: stop and start as you like. `--tables` puts what was found into docs/accounting.md. Exits
+what stands there is not found again: stop and start as you like. `--tables` puts what was found into reports/accounting.md. Exits
 with 1 if a peer should have been asked and is not there. Two hours of one core: a million draws of jax-privacy are three
 minutes, opake's b-min-sep four.
 """
@@ -25,7 +25,7 @@ from b_min_sep_peer import NOT_THERE, PEERS
 
 from fedcgd.accounting import compute_epsilon
 
-PAGE = Path(__file__).parents[1] / "docs" / "accounting.md"
+PAGE = Path(__file__).parents[1] / "benchmarks" / "reports" / "accounting.md"
 RESULTS = Path(__file__).parent / "results" / "b_min_sep_peers.jsonl"
 PEER = Path(__file__).with_name("b_min_sep_peer.py")
 DELTA = 1e-3

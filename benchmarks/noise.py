@@ -28,11 +28,12 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd.central.ranks import Ranks
+from fedcgd.central.releases import Releases
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.kernels import kernels
 from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
-from fedcgd.opacus.round_noise import RoundNoise
 
 OURS = "two rounds and smoothing, on the grid"
 NORMAL = "torch.Tensor.normal_"
@@ -121,21 +122,24 @@ def measure_on(device: torch.device, *, size: int, repeats: int) -> dict[str, An
     )
     plan = Plan(
         mechanism=LambdaCGD(0.9),
-        participation=Participation(rounds=100),
+        participation=Participation(rounds=100_000),
         clip_norm=1.0,
         noise_multiplier=1.0,
         delta=1e-5,
     )
-    noise, nonces = RoundNoise(plan, NoiseKey.generate(), size, "replay"), [0]
+    releases = Releases(
+        plan, NoiseKey.generate(), size, record=None, configuration={}, device=device, ranks=Ranks(None), mode="replay"
+    )
 
     def opacus_step() -> None:
         parameter.summed_grad = x.view_as(x)  # type: ignore[attr-defined]  # it remembers which tensors it took
         opacus.add_noise()
 
     def release() -> None:
-        noise.add(total, "run", nonces)
-        total.div_(512)
-        parameter.grad = total.view_as(parameter).to(parameter.dtype, copy=True)
+        noised = releases.release(total, releases.count, np.arange(0))
+        assert noised is not None
+        mean = noised.double() * (releases.lattice.step / 512)
+        parameter.grad = mean.view_as(parameter).to(parameter.dtype, copy=True)
 
     peers: dict[str, tuple[str, Callable[[], object]]] = {
         OPACUS: ("opacus", opacus_step),

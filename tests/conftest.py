@@ -28,37 +28,75 @@ TaskIdentity.run_id = 1
 TaskIdentity.node_id = 1
 
 LONG = {
-    "curvature/test_curvature_measure.py": "measures losses",
-    "experiments": "studies: they are not installed",
-    "optimisation/test_optimisation_peers.py": "errors of other libraries' mechanisms; σ is that of whatever was found",
-    "project/test_documentation_site.py": "pages and pictures",
-    "project/test_example_flower.py": "programs to copy, trained until they learn",
-    "project/test_example_language.py": "programs to copy, trained until they learn",
-    "project/test_examples.py": "programs to copy, trained until they learn",
-    "simulations": "a program that is not installed",
+    "a program or page that is not installed": (
+        "experiments",
+        "simulations",
+        "project/test_documentation_site.py",
+        "project/test_example_flower.py",
+        "project/test_example_language.py",
+        "project/test_examples.py",
+        "opacus/test_trainers.py",
+    ),
+    "processes of their own: what they do is tested in this one": (
+        "central/test_pure_step_ranks.py",
+        "project/test_light_base.py",
+    ),
+    "errors and losses of mechanisms, however they were found; σ is that of whatever was found": (
+        "curvature/test_curvature_measure.py",
+        "curvature/test_curvature_fitted.py::test_lambda_for_a_budget_counts_the_sampling_in",
+        "optimisation/test_optimisation_peers.py",
+    ),
+    "many Monte Carlo samples, as fewer of the same search take in other tests of the file": (
+        "accounting/test_answers.py::test_every_other_question_is_another_file_and_each_is_answered_as_before",
+        "accounting/test_balls_in_bins.py::test_calibrated_noise_is_enough_and_less_than_without_amplification",
+        "accounting/test_balls_in_bins.py::test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplification",
+        "accounting/test_balls_in_bins.py::test_quick_guarantee_is_an_upper_bound_too",
+        "accounting/test_balls_in_bins_draws.py::test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say",
+        "accounting/test_compose.py::test_a_balls_in_bins_run_beside_a_gaussian_one_by_quadrature",
+        "accounting/test_selection_of_numbers.py::test_a_plan_is_accounted_for_with_the_damped_mechanism",
+        "accounting/test_selection_of_numbers.py::test_bands_under_random_allocation_are_damped_by_its_accounting",
+        "accounting/test_selection_of_numbers.py::test_the_command_line_says_what_was_damped",
+        "accounting/test_tradeoff.py::test_the_curve_of_a_balls_in_bins_run_lies_between_known_bins_and_a_real_test",
+        "opacus/test_opacus_answers.py::test_a_mechanism_that_is_left_out_is_asked_for_with_the_one_of_opacus",
+    ),
 }
-"""Files and folders that `make test` leaves out, and why no ε of a run depends on them. So it does with the tests that start Ray,
-a SuperLink or processes to kill."""
+"""Folders, files and tests that `make test` leaves out, and why the others notice what these do. So it does with the tests that
+start Ray, a SuperLink or processes to kill, and with those that a file marks `long`."""
+_LONG = frozenset(place for places in LONG.values() for place in places)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     path = item.path.relative_to(Path(__file__).parent)
+    named = f"{path.as_posix()}::{getattr(item, 'originalname', item.name)}"
     if (
-        not LONG.keys().isdisjoint(map(str, (path, *path.parents)))
+        not _LONG.isdisjoint((named, *(each.as_posix() for each in (path, *path.parents))))
         or path.stem.endswith("_kills")
         or item.get_closest_marker("flower")
     ):
         item.add_marker("long")
 
 
+@pytest.hookimpl(trylast=True)  # after -m and -k, whose first case it takes
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--smoke"):
+        first = {(item.path, getattr(item, "originalname", item.name)): item.nodeid for item in reversed(items)}
+        kept = set(first.values())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = [item for item in items if item.nodeid in kept]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--smoke", action="store_true", help="of each test its first case alone")
     parser.addoption(
         "--foreign-warnings", action="store_true", help="let other packages warn: for versions beside the lock"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    assert all((Path(__file__).parent / place).exists() for place in LONG), "a place of LONG is gone"
+    for place, _, test in (each.partition("::") for each in _LONG):
+        found = Path(__file__).parent / place
+        assert found.exists(), f"{place} of LONG is gone"
+        assert not test or f"def {test}(" in found.read_text(), f"{test} of LONG is gone"
     if config.getoption("--foreign-warnings"):
         config.addinivalue_line("filterwarnings", "default")
         config.addinivalue_line("filterwarnings", "error:::fedcgd")
@@ -67,7 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _no_runs_of_other_tests() -> None:
     """No test is told of the runs of another one over the same examples."""
-    if (runs := sys.modules.get("fedcgd.opacus.earlier_runs")) is not None:
+    if (runs := sys.modules.get("fedcgd.opacus.overlap")) is not None:
         runs._released.clear()
 
 

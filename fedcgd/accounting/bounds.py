@@ -1,6 +1,6 @@
 """Runs of independent releases that are at least as telling as a secret sampling of C ≥ 0: bounds that need no draws.
 
-All rest on the theorem on worst inputs and on the growth of δ with the Gram matrix (docs/accounting.md), and so hold in both
+All rest on the theorem on worst inputs and on the growth of δ with the Gram matrix (docs: proofs.md), and so hold in both
 directions, for every δ.
 
 - *The norm of C.* With s = ‖C‖₂, C·1_P + σZ is C/s applied to s·1_P + σZ′, and more noise. So C costs no more than C = I with

@@ -102,8 +102,8 @@ class JointGuarantee:
     method: str
     exact: bool
     failure_probability: float = 0.0
-    adjacency: str = ADJACENCY
-    condition: str = JOINT_CONDITION
+    adjacency = ADJACENCY  # of every joint guarantee, as is what it rests on
+    condition = JOINT_CONDITION
 
     def __str__(self) -> str:
         terms = [self.adjacency, self.method]
@@ -116,8 +116,8 @@ class JointGuarantee:
         )
 
     def to_description(self) -> dict[str, Any]:
-        """All fields, as JSON-able values."""
-        return asdict(self)
+        """All of it as JSON-able values."""
+        return asdict(self) | {"adjacency": self.adjacency, "condition": self.condition}
 
 
 def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silent) -> JointGuarantee:

@@ -78,7 +78,7 @@ def _remedy(participation: Participation) -> str:
 def non_negative(entries: Matrix, name: str, sampling: str) -> Matrix:
     """|C| for C ≥ 0, and for C whose negative entries are rounding: what secret rounds are accounted for by.
 
-    Inputs reach no more through C than aligned ones do through |C|, whatever the signs (docs/accounting.md), so that this errs
+    Inputs reach no more through C than aligned ones do through |C|, whatever the signs (docs: proofs.md), so that this errs
     upwards. Beyond rounding it would say far too much. Zeros in place of such entries could say too little.
 
     Args:

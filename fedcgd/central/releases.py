@@ -86,10 +86,12 @@ class Releases:
             else:
                 self._noise = tensor_noise(plan, key, run, self.lattice, mode, share, ranks.pieces)
 
-        def joint(nonce: int) -> int:
+        def joint(nonce: int, attempt: int) -> int:
             """A nonce that is bound to what every rank has summed."""
             parts = ranks.all_of(nonce)
-            return nonce if len(parts) == 1 else joint_nonce(key, self.run, parts, earlier=self._nonces, attempt=0)
+            return (
+                nonce if len(parts) == 1 else joint_nonce(key, self.run, parts, earlier=self._nonces, attempt=attempt)
+            )
 
         self._begin, self._joint = begin, joint
         begin(ranks.from_first(opened))
@@ -176,7 +178,7 @@ class Releases:
 
         def join(nonce: int) -> int:
             """The nonce of the round, which is bound to what every rank has summed, once it is on record."""
-            joint = self._joint(nonce)
+            joint = self._joint(nonce, attempt)
 
             def recorded() -> int:
                 if ledger is not None:

@@ -91,18 +91,21 @@ def audit(asked: AuditOptions) -> int:
 
 
 def opacus_release(plan: Plan, seed: int) -> Release:
-    """What the Opacus engine's optimizer releases on a CPU, round by round."""
+    """What central training, by the pure step or the Opacus engine, releases on a CPU, round by round."""
     import torch
 
-    from fedcgd.opacus.round_noise import RoundNoise
+    from fedcgd.central.ranks import Ranks
+    from fedcgd.central.releases import Releases
 
     def release(sums: Matrix, repetition: int) -> Matrix:
-        noise = RoundNoise(plan, audit_key(seed, repetition), sums.shape[1], None)
-        nonces: list[int] = []
+        releases = Releases(
+            plan, audit_key(seed, repetition), sums.shape[1], record=None, configuration={}, device=torch.device("cpu"),
+            ranks=Ranks(None),
+        )  # fmt: skip
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):
-            noised[t] = row
-            nonces.append(noise.add(torch.from_numpy(noised[t]), "", nonces))
+            steps = torch.from_numpy(row / releases.lattice.step).round_()
+            noised[t] = releases.release(steps, t, np.arange(0)).numpy() * releases.lattice.step  # type: ignore[union-attr]
         return noised
 
     return release

@@ -302,9 +302,17 @@ class ReportOptions(LedgerOptions, RegisterOptions):
 
     Options:
         output: report.html: the page for a reviewer. statement.md or .json: the privacy statement.
+        operator: who runs this; the ledger keeps it, and the report's first page shows it.
+        purpose: what the model is for.
+        data: which data it is trained on.
+        people: how many people these data are of.
     """
 
     output: Annotated[Path, Option("--output", "-o")]
+    operator: str | None = None
+    purpose: str | None = None
+    data: str | None = None
+    people: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +323,26 @@ class ShowOptions(LedgerOptions):
 
     Example: fedcgd ledger show run.db
     """
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions(LedgerOptions):
+    """Show where a run stands while it goes on: rounds, ε, the latest rounds and measurements, and the time that is left.
+
+    It only reads the ledger, and ends when the run is over. Sizes of cohorts are left out where who takes part is secret; times
+    and other counts are not differentially private. With --json one state is printed.
+
+    Example: fedcgd watch run.db --html progress.html
+
+    Options:
+        every: Seconds between two looks.
+        once: Print one state, and end.
+        html: Also write a page here that a browser loads again by itself.
+    """
+
+    every: float = 2.0
+    once: bool = False
+    html: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -491,6 +519,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "compare": (CompareOptions, "fedcgd.cli.compare:compare"),
     "curve": (CurveOptions, "fedcgd.cli.curve:curve"),
     "audit": (AuditOptions, "fedcgd.cli.audit:audit"),
+    "watch": (WatchOptions, "fedcgd.cli.watch:watch"),
     "report": (ReportOptions, "fedcgd.cli.report_page:report"),
 }
 LEDGER_COMMANDS: dict[str, tuple[type, str]] = {

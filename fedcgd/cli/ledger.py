@@ -4,7 +4,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcgd import ledger
-from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import (
     AdoptOptions,
     ComposeOptions,
@@ -27,7 +27,8 @@ from fedcgd.cli.usage import complaints
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.verification import NO_REGISTER
+from fedcgd.ledger.statement import described, facts
+from fedcgd.ledger.texts import finding
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.support.files import check_private
 from fedcgd.support.numbers import plural
@@ -44,13 +45,10 @@ def show(asked: ShowOptions) -> None:
     run = record["run"]
     rows = [
         ("created", str(run["created"])),
-        ("released", f"{verification.released} of {plural(verification.planned, 'round', 'rounds')}"),
-        *_promised(verification),
-        ("mechanism", str(run["plan"]["mechanism"]["name"])),
-        *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
+        *facts(described(run, verification)),
+        *([("not covered by ε", NOT_COVERED)] if verification.run.forwards_client_metrics else []),
         ("key", f"fingerprint {run['key_fingerprint']}"),
-        ("sealed", str(run["sealed"] or "no")),
-        *(("adopted", text) for text in verification.adopted),
+        *(("adopted", text) for text in verification.run.adopted),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
         ("rounds skipped", str(len(record["skips"]))),
     ]
@@ -67,7 +65,7 @@ def verify(asked: VerifyOptions) -> int:
     """Derive ε again from the records alone; exit code 1 if they contradict each other, the plan or the register of the key."""
     with status(asked.json):
         register = asked.register or register_beside(asked.path)
-        verification = ledger.verify(asked.path, register=register)
+        run, verification = records(asked.path)["run"], ledger.verify(asked.path, register=register)
     try:
         check_private(asked.path, "the ledger, which says who took part when,")
     except ValueError as error:  # it may be a copy that was given to a reviewer
@@ -75,17 +73,16 @@ def verify(asked: VerifyOptions) -> int:
     if asked.json:
         print_json(verification.to_description())
     else:
-        for name, value in _promised(verification):
+        for name, value in facts(described(run, verification)):
             console.print(f"{name}: {escape(clean(value, MOST_SHOWN))}", soft_wrap=True)
-        if verification.forwards_client_metrics:
+        if verification.run.forwards_client_metrics:
             note("Not private", NOT_COVERED)
-        for text in verification.adopted:
+        for text in verification.run.adopted:
             note("Adopted", text, "yellow")
-        for text in (*verification.notes, *filter(None, [verification.delta_note])):
-            note("Note", text, "yellow")
-        if register is None:
-            note("Note", NO_REGISTER, "yellow")
-        else:
+        unknown = finding("no-register") if register is None else None
+        for told in filter(None, (*verification.notes, verification.delta_note, unknown)):
+            note("Note", told, "yellow")
+        if register is not None:
             console.print(f"compared with the register {register}", soft_wrap=True, markup=False)
         for problem in verification.problems:
             note("Problem", problem)
@@ -162,25 +159,3 @@ def seal(asked: SealOptions) -> None:
         + ". Where a SuperLink was deployed, delete its database and journal too when it has stopped (state.db, state.db-wal, "
         "state.db-shm): they hold what nodes sent, without noise",
     )
-
-
-def _promised(verification: ledger.Verification) -> list[tuple[str, str]]:
-    """What the record promises: name and value of each part."""
-    whole, budget = str(verification.whole), verification.budget
-    if verification.noiseless:
-        whole += f" — {NO_NOISE}"
-    if verification.simulated:
-        whole += " — SIMULATION: the key comes from a seed, and nothing here is private"
-    found = [
-        ("whole run, as planned", whole),
-        ("with its evaluations on users' data", verification.with_evaluations),
-        ("released so far", verification.guarantee or "nothing is released"),
-        ("keepers", verification.keepers),
-        ("who a user is", verification.identity),
-    ]
-    if budget is not None:
-        streams = f" (streams {', '.join(budget['after'])})" if budget["after"] else ""
-        earlier = f"{plural(len(budget['after']), 'earlier run', 'earlier runs')}{streams}"
-        said = f"ε ≤ {budget['epsilon']:g} at δ = {budget['delta']:g} for each user, together with {earlier}"
-        found.append(("joint budget", f"{said}; fedcgd ledger compose with their ledgers checks it"))
-    return [(name, str(value)) for name, value in found if value is not None]

@@ -1,25 +1,32 @@
 """Pieces of the report page: its style, tables and drawings, as HTML that needs no other file."""
 
 import io
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c1e26; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
+:root { color-scheme: light dark; --ink: #1c1e26; --soft: #4c515e; --line: #c9cdd8; }
+:root { --good: #eef8f0; --bad: #fdf0ef; --code: #f3f4f8; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8ee; --soft: #a9afbd; --line: #464b59; --good: #12291a; --bad: #331716; --code: #22252f; }
+  body { background: #15171d; }
+  figure svg { filter: invert(1) hue-rotate(180deg); }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.8rem; margin: 0; }
-h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid #c9cdd8; }
+h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid var(--line); }
 .promise { font-size: 1.1rem; }
-.small, figcaption { color: #4c515e; font-size: .9rem; }
+.small, figcaption { color: var(--soft); font-size: .9rem; }
 .verdict { padding: .7rem 1rem; border-left: .4rem solid; margin: 1rem 0; }
-.good { border-color: #1a7f37; background: #eef8f0; }
-.bad { border-color: #b3261e; background: #fdf0ef; }
+.good { border-color: #1a7f37; background: var(--good); }
+.bad { border-color: #b3261e; background: var(--bad); }
 .figures { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0; }
-.figures div { flex: 1 1 9rem; border: 1px solid #c9cdd8; border-radius: .4rem; padding: .6rem .9rem; }
+.figures div { flex: 1 1 9rem; border: 1px solid var(--line); border-radius: .4rem; padding: .6rem .9rem; }
 .figures strong { display: block; font-size: 1.6rem; font-variant-numeric: tabular-nums; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid #dfe2ea; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
 thead th { border-bottom: 2px solid #8a8f9c; }
 tbody th { font-weight: 600; width: 15rem; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
@@ -27,14 +34,15 @@ td { overflow-wrap: anywhere; }
 figure { margin: 1rem 0; }
 figure svg { width: 100%; height: auto; }
 code, pre { font: .88em ui-monospace, monospace; }
-pre { background: #f3f4f8; padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { background: var(--code); padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 li { margin: .35rem 0; }
 @media (max-width: 30rem) { tbody th { width: 8rem; } }
 @media print {
   body { margin: 0; max-width: none; font-size: 11px; }
   details { display: none; }
   figure, tr, li, .figures div { break-inside: avoid; }
-  h2 { break-after: avoid; }
+  h2, h2 + p, figure + figure { break-after: avoid; }
+  section.first { break-after: page; }
   .verdict, .figures div { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   @page { margin: 16mm; }
 }
@@ -67,7 +75,7 @@ def figure_html(figure: Any, meaning: str, caption: str) -> str:
 
 def table_html(rows: Sequence[tuple[str, str]]) -> str:
     """Rows of a name and a value."""
-    body = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+    body = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{text_html(value)}</td></tr>" for name, value in rows)
     return f"<table><tbody>{body}</tbody></table>"
 
 
@@ -83,9 +91,14 @@ def grid_html(titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: 
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def text_html(text: str) -> str:
+    """A text for people, in which `code` between backticks is set as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def list_html(items: Sequence[str]) -> str:
     """Items with dots."""
-    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+    return "<ul>" + "".join(f"<li>{text_html(item)}</li>" for item in items) + "</ul>"
 
 
 def day(moment: str | None) -> str:

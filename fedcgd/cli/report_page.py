@@ -18,12 +18,13 @@ from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.commands import ReportOptions
 from fedcgd.cli.printing import EXIT_PROBLEMS, finite, printed, status
-from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
+from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html, text_html
 from fedcgd.ledger import client_metrics
-from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.statement import facts, statement_markdown, statement_of
+from fedcgd.ledger.run_composition import evaluation_ledger
+from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, statement_markdown, statement_of
+from fedcgd.ledger.store import write_notes
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.plan import Plan
 from fedcgd.support.files import atomic_write
@@ -42,6 +43,8 @@ def report(asked: ReportOptions) -> int:
             raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {asked.output}")
         if asked.output.resolve() == asked.path.resolve():
             raise ValueError(f"--output is the ledger itself, {asked.output}; give the page another name")
+        if notes := {name: text for name in SUBJECT if (text := getattr(asked, name)) is not None}:
+            write_notes(asked.path, notes)
         register = asked.register or register_beside(asked.path)
         record, verification = records(asked.path), ledger.verify(asked.path, register=register)
         compared = register is not None
@@ -81,7 +84,7 @@ def page(
     """The whole page: HTML that needs no other file and no network; `evaluation` is the record of the private evaluation."""
     plan = Plan.from_description(statement["plan"])
     sections = (
-        _promise(statement, record["verification"]),
+        f"<section class='first'>{_subject(record)}{_promise(statement, record['verification'])}</section>",
         _section("The claim", table_html(facts(statement))),
         _section("Why, and under which assumptions", _reasoning(statement)),
         *([_section("How well an attacker can tell", _attacker(plan, progress))] if statement["attacker"] else []),
@@ -90,15 +93,16 @@ def page(
         _section("Who took part how often", _participations(record, plan)),
         _section("Rounds and retries", _rounds(record)),
         _section("Not covered by ε", list_html(NOT_COVERED)),
-        _section("Settings and versions", _settings(record, statement)),
-        _section("Check it yourself", _check(name)),
     )
+    of_the_record = _section("Settings and versions", _settings(record, statement))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Privacy report: {escape(name)}</title><style>{STYLE}</style></head>\n<body><main>\n"
         f"<h1>Privacy report</h1>\n<p class='small'>Ledger {escape(name)}, begun {day(statement['begun'])}; report of "
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. For reviewers: counts on this page are not differentially private.</p>\n"
-        + "\n".join(sections)
+        + in_unit("\n".join(sections), statement["unit"])
+        + of_the_record
+        + _section("Check it yourself", _check(name))
         + "\n</main></body></html>\n"
     )
 
@@ -107,10 +111,27 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}\n</section>"
 
 
+SUBJECT = {"operator": "who ran it", "purpose": "what for", "data": "on which data", "people": "how many people"}
+"""What an operator says of a run → as what the report shows it."""
+
+
+def _subject(record: dict[str, Any]) -> str:
+    """Who ran it, what for, on which data, and how many people were in them: what no ledger can know by itself."""
+    said = record["verification"]["said"]
+    asked = sum(record["users_by_participations"].values())
+    rows = [(what, said.get(name, f"not stated (fedcgd report --{name} …)")) for name, what in SUBJECT.items()]
+    return "<h2>The run</h2>" + table_html([*rows, ("users who were asked", str(asked))])
+
+
 def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
     whole, so_far = statement["whole_run"], statement["so_far"]
     promised = statement["sound"] and not statement["simulated"] and not statement["noiseless"]
-    verdict = "Verified: the records agree with each other and with the plan." if promised else statement["statement"]
+    verdict = statement["statement"]
+    if promised:
+        verdict = (
+            "Verified: the records agree with each other and with the plan, and ε follows from them. Not verified: that the "
+            "server and the nodes ran this code, that one person is one user, and that nobody else had the key."
+        )
     notes = [*verification["notes"], *filter(None, [verification["delta_note"]])]
     boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", rounded_up(whole["delta"], 6))]
     if (both := statement["with_evaluations"]) is not None:
@@ -123,9 +144,17 @@ def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
         + (list_html(statement["problems"]) if statement["problems"] else "")
         + (list_html(notes) if notes else "")
         + (_verdict(client_metrics.NOT_COVERED, "bad") if statement["forwards_client_metrics"] else "")
-        + (f"<p class='promise'>{escape(statement['statement'])}</p>" if promised else "")
         + f"<div class='figures'>{figures}</div>"
+        + (_plainly(statement) if promised else "")
     )
+
+
+def _plainly(statement: dict[str, Any]) -> str:
+    """The verdict in three sentences, how large ε is beside published deployments, and the promise word by word."""
+    said = "".join(f"<p class='promise'>{escape(sentence)}</p>" for sentence in statement["verdict"])
+    size = f"<p>Beside published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
+    table = grid_html(("deployment", "ε", "δ", "for", "published in"), DEPLOYMENTS)
+    return said + size + table + f"<p>{escape(statement['statement'])}</p>"
 
 
 def _verdict(text: str, kind: str) -> str:
@@ -134,7 +163,7 @@ def _verdict(text: str, kind: str) -> str:
 
 def _reasoning(statement: dict[str, Any]) -> str:
     steps = (
-        f"<li><strong>{escape(step['title'])}</strong>. {escape(step['statement'])}</li>"
+        f"<li><strong>{escape(step['title'])}</strong>. {text_html(step['statement'])}</li>"
         for step in statement["reasoning"]
         if step["title"] != "not covered"  # it has a section of its own
     )

@@ -114,7 +114,6 @@ def clipped_gradient_sum(
     *,
     clip_norm: float,
     grid: Lattice,
-    chunk: int | None = None,
     counted: Sequence[bool] | None = None,
     unit: float = 1.0,
     indicator: int = 0,
@@ -122,8 +121,9 @@ def clipped_gradient_sum(
     """(Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
     An example adds zero and is not counted if its gradient is not finite, if `counted` is False for it, or if its loss raises
-    (a label out of range). What one example does leaves the others' terms as they are, bit by bit. (On a GPU, torch's losses
-    end the use of CUDA by the process where a label is out of range: check labels before.)
+    (a label out of range). What one example does leaves the others' terms as they are, bit by bit. As many gradients exist at
+    once as `rows_at_once` says. (On a GPU, torch's losses end the use of CUDA by the process where a label is out of range: check
+    labels before.)
 
     Guarantee: grid.step times each example's term has norm at most clip_norm (without the entry of `indicator`).
 
@@ -133,7 +133,6 @@ def clipped_gradient_sum(
         examples: tensors whose row i belongs to example i.
         clip_norm: in `unit`s of the gradients, L2.
         grid: the steps of the sum; each term is rounded towards zero.
-        chunk: how many gradients exist at once (default: as many as fit in 32 MiB), so that memory is O(chunk·d).
         counted: which examples may take part; by default all.
         unit: gradients are measured in it: g_i / unit takes the place of g_i.
         indicator: if not zero, the sum has one entry more: each counted example adds `indicator` there if its gradient was
@@ -151,7 +150,7 @@ def clipped_gradient_sum(
     if len({len(part) for part in examples}) != 1:
         raise ValueError(f"every tensor must have one row per example, got {[len(part) for part in examples]} rows")
     gradients = _gradients_of(loss, examples)
-    size = chunk or rows_at_once(flat.numel(), flat.device)
+    size = rows_at_once(flat.numel(), flat.device)
     total = torch.zeros(flat.numel() + bool(indicator), dtype=torch.int64, device=flat.device)
     finite = 0
     wanted = torch.tensor([True] * len(examples[0]) if counted is None else list(counted), dtype=torch.bool)
@@ -228,7 +227,9 @@ def clip_factors(parts: Parts, clip_norm: float, unit: float = 1.0) -> Tensor:
     form = _form_for(parts)
     norms = torch.stack([form.squares(rows) for rows in parts]).sum(dim=0).sqrt() / unit
     bound = clip_norm * (1 - ROUNDING)
-    return torch.where(norms.isfinite(), bound / norms.clamp(min=bound), 0.0)
+    # Written out for rows within the norm: torch divides by a reciprocal, and bound · (1 / bound) need not be 1.
+    factors = torch.where(norms > bound, bound / norms, 1.0)
+    return torch.where(norms.isfinite(), factors, 0.0)
 
 
 class RowPasses(NamedTuple):

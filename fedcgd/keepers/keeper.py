@@ -17,10 +17,10 @@ from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.masks import SEED_BYTES, TICKET_BYTES, Residues, residues_of, subtract_masks
 from fedcgd.keepers.record import AskedOpening, Opened, Record, RefusedError, record_file
-from fedcgd.ledger.transactions import MEMORY, Closable
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Lattice, add_noise
+from fedcgd.support.records import MEMORY, Closable
 from fedcgd.support.untrusted import clean
 
 __all__ = ["Keeper", "Opening", "Refusal", "RefusedError", "UnreadableError", "share_terms"]

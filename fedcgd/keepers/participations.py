@@ -7,10 +7,10 @@ from typing import Self
 
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.record import RefusedError
-from fedcgd.ledger.participation_counter import USERS, ParticipationCounter
-from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
+from fedcgd.ledger.attempts import ParticipationCounter
+from fedcgd.ledger.store import USERS
 from fedcgd.participation.user_ids import user_ids
-from fedcgd.support.records import check_record
+from fedcgd.support.records import MEMORY, Closable, check_record, make_tables, now, open_file, transaction
 
 _FORMAT = 1
 

@@ -6,9 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.noise.keys import NONCE_BYTES
-from fedcgd.support.records import check_record, check_tables, read_only
+from fedcgd.support.records import (
+    MEMORY,
+    Closable,
+    check_record,
+    check_tables,
+    make_tables,
+    now,
+    open_file,
+    read_only,
+    transaction,
+)
 from fedcgd.support.untrusted import MalformedError
 
 FORMAT = 3

@@ -6,8 +6,8 @@ from typing import Any
 
 from fedcgd.keepers.agreement import EVALUATION, TRAINING
 from fedcgd.keepers.record import Recorded
-from fedcgd.ledger import openings
-from fedcgd.ledger.evaluations import evaluation_ledger
+from fedcgd.ledger.attempts import KEEPERS, RecordedOpening, read_openings
+from fedcgd.ledger.run_composition import evaluation_ledger
 from fedcgd.ledger.store import reader, stored_run
 from fedcgd.plan import PLAN_FORM
 from fedcgd.support.untrusted import Optional, clean, parse_json
@@ -61,13 +61,13 @@ def _round(kind: str, round: int) -> str:
     return f"round {round}" if kind == TRAINING else f"{kind} round {round}"
 
 
-def _on_record(ledger: Path) -> dict[tuple[str, int], openings.RecordedOpening]:
+def _on_record(ledger: Path) -> dict[tuple[str, int], RecordedOpening]:
     """What keepers were asked to open, in the run's ledger and in that of its evaluations beside it."""
-    found: dict[tuple[str, int], openings.RecordedOpening] = {}
+    found: dict[tuple[str, int], RecordedOpening] = {}
     for kind, path in ((TRAINING, ledger), (EVALUATION, evaluation_ledger(ledger))):
         if kind == TRAINING or path.exists():
             with reader(path) as connection:
-                found |= {(kind, opened.round): opened for opened in openings.read(connection)}
+                found |= {(kind, opened.round): opened for opened in read_openings(connection)}
     return found
 
 
@@ -76,7 +76,7 @@ def _beside_the_ledger(records: Mapping[str, Recorded], lists: _Lists, ledger: P
     with reader(ledger) as connection:
         run = stored_run(connection)
     settings = run.settings
-    described, evaluations = settings.get(openings.KEEPERS), settings.get(EVALUATION)
+    described, evaluations = settings.get(KEEPERS), settings.get(EVALUATION)
     if described is None:
         return [f"{ledger} is the ledger of a run without keepers"]
     problems = []

@@ -28,20 +28,21 @@ and deletes its key, and `adopt` goes on with a ledger whose key has lost the re
 Nothing here holds the key, and whoever reads the file learns who took part when: it is for the server's operator only.
 """
 
-from fedcgd.ledger.adoption import adopt
-from fedcgd.ledger.budget import Admission, JointBudget
+from fedcgd.ledger.budget import Admission, JointBudget, JointRecord, UserGroup, joint
 from fedcgd.ledger.export import export
-from fedcgd.ledger.joint import JointRecord, UserGroup, joint
-from fedcgd.ledger.model import completed, released_model, save_model
+from fedcgd.ledger.model_file import completed, released_model, save_model
 from fedcgd.ledger.run import Ledger, Run
-from fedcgd.ledger.sealing import seal
+from fedcgd.ledger.sealing import adopt, seal
+from fedcgd.ledger.texts import Finding, LedgerError
 from fedcgd.ledger.verification import Verification, verify
 
 __all__ = [
     "Admission",
+    "Finding",
     "JointBudget",
     "JointRecord",
     "Ledger",
+    "LedgerError",
     "Run",
     "UserGroup",
     "Verification",

@@ -1,27 +1,215 @@
-"""A budget for people across runs: who was in earlier runs may be in the next one only as far as ε of all of them allows."""
+"""People across runs: what recorded runs cost them together, and a budget that keeps each within one ε."""
 
 import math
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedcgd.accounting import JointGuarantee
 from fedcgd.accounting.guarantee import check_delta, check_epsilon, rounded_up
-from fedcgd.ledger.joint import check_runs, told, unnamed_runs
-from fedcgd.ledger.recorded_run import BUDGET, RecordedRun, recorded
-from fedcgd.ledger.registry import RegisteredRun
-from fedcgd.ledger.run_composition import RunComposition
-from fedcgd.ledger.store import reader, stored_run
-from fedcgd.ledger.transactions import MEMORY
+from fedcgd.ledger.registry import RegisteredRun, read_register, register_beside
+from fedcgd.ledger.run_composition import BUDGET, RecordedRun, RunComposition, recorded
+from fedcgd.ledger.store import RunSettings, StoredRun, reader, stored_run
+from fedcgd.ledger.texts import NAMED, Finding, about, finding, refuse
+from fedcgd.ledger.verification import compare_model_file, verify_records
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
-from fedcgd.support.numbers import plural
+from fedcgd.support.records import MEMORY
+from fedcgd.support.untrusted import clean
 
-_MOST_NOISE = 1e4
-"""Times the plan's noise: a run that is refused with so much more would be of no use."""
-_PRECISION = 1e-4
-"""Of the noise with which users are admitted."""
+
+@dataclass(frozen=True, kw_only=True)
+class UserGroup:
+    """Users who were in the same runs, and ε of those runs together for each of them.
+
+    Attributes:
+        ledgers: the ledgers of these runs.
+        users: how many they are.
+        planned: if all rounds that were planned are released, whatever decides when a run stops.
+        released: for the rounds that are released so far, under its condition.
+    """
+
+    ledgers: tuple[str, ...]
+    users: int
+    planned: JointGuarantee
+    released: JointGuarantee
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointRecord:
+    """What ledgers say together, for each group of users and for those with the largest ε.
+
+    Attributes:
+        groups: the users by the runs that they were in, the largest planned ε first.
+        samplings: that of each run.
+        simulated: whether the key of one of the runs came from a simulation seed: that run is not private.
+        problems: where a run contradicts its own record, or the joint budget that it was begun with.
+        copies: where ledgers are copies of one run: which one counts, or that both do where both went on.
+        notes: what contradicts nothing, and has to be known: as `verify` has them, and which runs were compared with no register.
+    """
+
+    groups: tuple[UserGroup, ...]
+    samplings: tuple[str, ...]
+    simulated: bool
+    problems: tuple[Finding, ...] = ()
+    copies: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
+
+    @property
+    def worst(self) -> UserGroup:
+        """The users with the largest ε."""
+        return self.groups[0]
+
+    def to_description(self) -> dict[str, Any]:
+        """All of it, as JSON-able values."""
+        guarantees = [
+            {"planned": group.planned.to_description(), "released": group.released.to_description()}
+            for group in self.groups
+        ]
+        groups = [vars(group) | found for group, found in zip(self.groups, guarantees, strict=True)]
+        return vars(self) | {"groups": groups}
+
+
+def joint(
+    paths: Sequence[Path], *, delta: float | None = None, user: str | None = None, register: Path | None = None
+) -> JointRecord:
+    """The joint ε of several runs for every user in them, or for one; adjacency: zero out one user.
+
+    Users are the same if their ids are.
+
+    - Whoever was asked in a run is given that run's whole bound, however often it took part: how often depends on who was
+      available, which may depend on data.
+    - Private evaluations are runs of their own, and count with the run that they are of, named or not.
+    - With a secret sampling a user that was never drawn is also counted as in the run, for every user of any of the ledgers might
+      have been drawn, unless the run's budget refused it.
+    - Simulations of one seed share their secret choices, and count as if those were known.
+    - A run that is named twice, or with an older copy, counts once; copies that went on in two places count both, with the rounds
+      before they went apart once.
+
+    Args:
+        paths: the ledgers.
+        delta: δ of the joint guarantee; by default that of the plans.
+        user: the id of one user; None for all.
+        register: a register of keys' runs (noise.key.runs), for those of the ledgers that it knows; others are compared with one
+            that lies beside them.
+
+    Raises:
+        ValueError: if the plans have different δ and none is given, if nothing is recorded, or no run has the user, if the ledger
+            of a run's evaluations is missing, and for what is no ledger or, where one is named, no register.
+    """
+    if register is not None:
+        read_register(register)  # a name that is misspelt is refused: the runs would be compared with nothing
+    together = RunComposition(recorded(paths))
+    runs = together.runs
+    deltas = sorted({run.plan.delta for run in runs}) if delta is None else [delta]
+    if len(deltas) > 1:
+        raise refuse("several-deltas", deltas=", ".join(f"{d:g}" for d in deltas))
+    everybody = frozenset().union(*(run.users for run in runs)) if user is None else frozenset({user})
+    if user is not None and not any(user in run.users for run in runs):
+        raise refuse("unknown-user", user=user)
+    members = Counter(together.of(one) for one in everybody)
+    if not members:
+        raise refuse("no-users")
+    problems, notes, unknown = check_runs(runs, register)
+    if unnamed := [one for one in unnamed_runs(runs, register) if one.released]:
+        (problems if any(together.budgets) else notes).append(finding("unnamed-runs", **_named(unnamed)))
+    if unknown:
+        notes.append(about(", ".join(unknown), finding("no-register")))
+    groups = [
+        UserGroup(
+            ledgers=tuple(runs[i].name for i in inside),
+            users=count,
+            planned=together.guarantee(inside, deltas[0]),
+            released=together.guarantee(inside, deltas[0], released=True),
+        )
+        for inside, count in sorted(members.items())
+    ]
+    return JointRecord(
+        groups=tuple(sorted(groups, key=lambda group: -group.planned.epsilon)),
+        samplings=tuple(str(run.plan.participation.sampling) for run in runs),
+        simulated=any(run.simulated for run in runs),
+        problems=(*problems, *_budget_problems(together, members)),
+        copies=tuple(
+            [finding("went-apart", path=run.name, rounds=run.shared) for run in runs if run.went_apart]
+            + [finding("older-copy", path=run.name, copies=", ".join(run.copies)) for run in runs if run.copies]
+        ),
+        notes=tuple(notes),
+    )
+
+
+def check_runs(runs: Sequence[RecordedRun], register: Path | None) -> tuple[list[Finding], list[Finding], list[str]]:
+    """(What contradicts itself or its register, what is to be known besides, the ledgers that no register knows), by their names.
+
+    Of a run whose copies went on in two places a register knows one copy only, and none is compared.
+    """
+    copies = Counter(run.run_id for run in runs)
+    problems, notes, unknown = [], [], []
+    for run in runs:
+        path = Path(run.name)
+        known_by = register_beside(path, register) if copies[run.run_id] == 1 else None
+        found = verify_records(path, register=known_by)
+        # A last model that was changed changes no ε: what was released is on record.
+        harmless = [finding("still-counts", problem=text) for text in compare_model_file(path)[0]]
+        problems += [about(path, text) for text in found.problems]
+        notes += [about(path, text) for text in (*found.notes, *harmless)]
+        unknown += [run.name] * (known_by is None)
+    return problems, notes, unknown
+
+
+def unnamed_runs(runs: Sequence[RecordedRun], register: Path | None) -> list[RegisteredRun]:
+    """The runs that `register`, or one beside one of the `runs`, knows of besides these."""
+    beside = {register_beside(Path(run.name), register) for run in runs}
+    ids = {run.run_id for run in runs}
+    known = {
+        one.stream_id: one
+        for path in (beside | {register}) - {None}
+        if path is not None and path.exists()
+        for one in read_register(path)
+        if one.stream_id not in ids
+    }
+    return sorted(known.values(), key=lambda one: one.begun)
+
+
+def _named(unnamed: Sequence[RegisteredRun]) -> dict[str, Any]:
+    """How many runs a register knows of that nobody has named, and the ledgers of the first of them."""
+    ledgers = [f"{clean(one.ledger)} ({one.released} released)" for one in unnamed]
+    return {"runs": len(unnamed), "ledgers": ", ".join(ledgers[:NAMED]) + ", …" * (len(ledgers) > NAMED)}
+
+
+def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...], int]) -> Iterator[Finding]:
+    """What contradicts the budgets that runs were begun with."""
+    for i, run in enumerate(together.runs):
+        budget = together.budgets[i]
+        if budget is None:
+            continue
+        if missing := together.missing(i):
+            yield finding("ledgers-missing", path=run.name, runs=len(missing), streams=", ".join(missing))
+        counted = budget["after"]
+        if copies := sum(one.went_apart and one.id not in counted and one.run_id in counted for one in together.runs):
+            yield finding("copies-not-counted", path=run.name, copies=copies)
+        inside_run = [inside for inside in members if i in inside]
+        beyond = [inside for inside in inside_run if not together.admits(i, inside[: inside.index(i)])]
+        if beyond:
+            users = sum(members[inside] for inside in beyond)
+            yield finding("beyond-the-budget", path=run.name, users=users, epsilon=budget["epsilon"])
+        # By runs that it does not count: earlier ones that it did not name, later ones.
+        others = {inside: [j for j in inside if j != i and together.runs[j].id not in counted] for inside in inside_run}
+        beyond = [inside for inside in others if others[inside] and not together.within_budget(i, inside)]
+        if beyond:
+            yield finding(
+                "beyond-with-others",
+                path=run.name,
+                budget=budget,
+                users=sum(members[inside] for inside in beyond),
+                others=", ".join(sorted({together.runs[j].name for inside in beyond for j in others[inside]})),
+                cost=rounded_up(max(together.epsilon(inside, budget["delta"]) for inside in beyond)),
+            )
+
+
+_AFTER_ALL = "~"  # of dates
 
 
 @dataclass(frozen=True)
@@ -43,7 +231,7 @@ class Admission:
     cost: float = math.inf
     full_cost: float = 0.0
     room: float | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,39 +284,32 @@ class JointBudget:
         paths = [Path(path) for path in self.after]
         for path in paths:
             if ledger != MEMORY and path.resolve() == Path(ledger).resolve():
-                raise ValueError(f"{path} is this run's own ledger; after names those of earlier runs")
+                raise refuse("own-ledger", path=path)
         runs = recorded(paths)
         for run in runs:
-            _check_earlier(run, key)
+            if run.simulated and not key.simulated:
+                raise refuse("simulation-before", path=run.name)
+            if not run.over:
+                planned = run.plan.participation.rounds
+                raise refuse("not-over", path=run.name, released=run.released, rounds=planned)
         problems, notes, _ = check_runs(runs, key.runs)
         notes += _check_all_named(runs, key, ledger)
         if problems:
-            raise ValueError(
-                f"records contradict each other, and nobody can say what the runs cost: {'; '.join(problems)}"
-            )
+            raise refuse("contradiction-before", problems="; ".join(problems))
         ids = {run.id for run in runs}
         for run in runs:
             if unnamed := set(run.budget["after"]) - ids if run.budget else set():
-                raise ValueError(
-                    f"{run.name} came after {plural(len(unnamed), 'run that is', 'runs that are')} not named (streams "
-                    f"{', '.join(sorted(unnamed))}); name all earlier ledgers: whoever was in those counts too"
-                )
-        description = {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "after": {run.id: run.plan.to_description() for run in runs},
-        }
+                raise refuse("unnamed-before", path=run.name, runs=len(unnamed), streams=", ".join(sorted(unnamed)))
+        after = {run.id: run.plan.to_description() for run in runs}
+        configuration = {BUDGET: {"epsilon": self.epsilon, "delta": self.delta, "after": after}}
         new = RecordedRun(
             name="this run",
             id="this run",
-            created="~",  # after all dates
+            run=StoredRun(
+                RunSettings.from_plan(plan, configuration, key), "", "" if key.simulated else "this run", _AFTER_ALL
+            ),
             plan=plan,
-            released=0,
-            over=False,
             users=frozenset(),
-            simulated=key.simulated,
-            choices=(key.fingerprint, "" if key.simulated else "this run"),
-            budget=description,
         )
         together = RunComposition([*runs, new])
         last = len(runs)
@@ -138,16 +319,13 @@ class JointBudget:
         costs = [together.epsilon([*group, last], self.delta) for group in over]
         nobody_asked = tuple(i for i in together.of(None) if i != last)
         if not together.admits(last, nobody_asked):
-            epsilon = together.epsilon([*nobody_asked, last], self.delta)
-            raise ValueError(
-                f"nobody may take part: this plan{' and the earlier runs with a secret sampling' * bool(nobody_asked)} cost "
-                f"ε ≤ {rounded_up(epsilon)} at δ = {self.delta:g}, and the joint budget is {self.epsilon:g}; raise it, or plan a "
-                "smaller ε"
+            cost = rounded_up(together.epsilon([*nobody_asked, last], self.delta))
+            raise refuse(
+                "nobody-may-take-part", runs=len(nobody_asked), cost=cost, delta=self.delta, epsilon=self.epsilon
             )
-        refused = frozenset(user for user in users if inside[user] in over)
         return Admission(
-            refused=refused,
-            configuration={BUDGET: description},
+            refused=frozenset(user for user in users if inside[user] in over),
+            configuration=configuration,
             cost=min(costs, default=math.inf),
             full_cost=max(costs, default=0.0),
             room=_room([*runs, new], over),
@@ -158,7 +336,7 @@ class JointBudget:
 def _room(runs: Sequence[RecordedRun], groups: Set[tuple[int, ...]]) -> float | None:
     """`Admission.room` for the last of the runs, if users in the earlier ones of each of `groups` are to be in it too."""
     *earlier, new = runs
-    if not groups or any(run.sampled for run in runs):
+    if not groups or any(run.plan.participation.is_secret for run in runs):
         return None
 
     def admits(noise_multiplier: float) -> bool:
@@ -167,10 +345,10 @@ def _room(runs: Sequence[RecordedRun], groups: Set[tuple[int, ...]]) -> float | 
         return all(together.admits(len(earlier), group) for group in groups)
 
     too_little = new.plan.noise_multiplier
-    enough = too_little * _MOST_NOISE
+    enough = too_little * 1e4  # a run with so much more noise would be of no use
     if not admits(enough):
         return 0.0
-    while enough > too_little * (1 + _PRECISION):
+    while enough > too_little * (1 + 1e-4):
         middle = math.sqrt(too_little * enough)
         if admits(middle):
             enough = middle
@@ -179,30 +357,20 @@ def _room(runs: Sequence[RecordedRun], groups: Set[tuple[int, ...]]) -> float | 
     return replace(new.plan, noise_multiplier=enough).guarantee().epsilon
 
 
-def _check_all_named(runs: Sequence[RecordedRun], key: NoiseKey, ledger: Path | str) -> list[str]:
+def _check_all_named(runs: Sequence[RecordedRun], key: NoiseKey, ledger: Path | str) -> list[Finding]:
     """Raise ValueError if a register knows of a run that began before this one and is not among `runs`; notes on later ones."""
-    unnamed = unnamed_runs(runs, key.runs)
     own = None
     if ledger != MEMORY and Path(ledger).exists():
         with reader(ledger) as connection:  # it goes on
             own = stored_run(connection)
     others = [
         one
-        for one in unnamed
+        for one in unnamed_runs(runs, key.runs)
         if (own is None or one.stream_id != own.stream_id) and (one.released or _may_begin_to_release(one))
     ]
     if earlier := [one for one in others if own is None or one.begun <= own.created]:
-        raise ValueError(
-            f"{told(earlier)}. Whoever was in {'it' if len(earlier) == 1 else 'those'} pays for it too: give the ledger in "
-            "after= as well, sealed or finished, or delete one that has released nothing. If one is lost that has, nobody can "
-            "say who was in its run: begin with other people, and with a key that has a register of its own"
-        )
-    if others:
-        return [
-            f"{told(others)}, begun since this one: for whoever is in both, ε is more than this budget counts. Begin later runs "
-            "with a budget that names this one"
-        ]
-    return []
+        raise refuse("unregistered-before", **_named(earlier))
+    return [finding("begun-since", **_named(others))] if others else []
 
 
 def _may_begin_to_release(run: RegisteredRun) -> bool:
@@ -211,16 +379,3 @@ def _may_begin_to_release(run: RegisteredRun) -> bool:
         stored = stored_run(connection)
         return stored.stream_id == run.stream_id and stored.sealed is None
     return False
-
-
-def _check_earlier(run: RecordedRun, key: NoiseKey) -> None:
-    if run.simulated and not key.simulated:
-        raise ValueError(
-            f"{run.name} is of a simulation: nothing in it was private, and no budget makes up for that. If no real person was "
-            "in it, leave it out"
-        )
-    if not run.over:
-        raise ValueError(
-            f"{run.name} is of a run that may go on ({run.released} of {run.plan.participation.rounds} rounds are released) and "
-            f"ask more users: let it finish, or end it with fedcgd ledger seal {run.name}"
-        )

@@ -33,9 +33,10 @@ def records(path: Path | str) -> dict[str, Any]:
     """As `export`, but for `verification`: for who verifies the ledger anyway. ValueError if there is none."""
     with reader(path) as connection:
         stored = stored_run(connection)
-        run = {name: value for name, value in vars(stored).items() if name not in ("id", "format", "owner")}
+        run = {**vars(stored.defined), **vars(stored)}
+        del run["defined"]
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
-        run |= {"plan": stored.planned, "configuration": stored.settings, "simulated": bool(stored.simulated)}
+        run |= {"plan": stored.planned, "configuration": stored.settings, "simulated": bool(stored.defined.simulated)}
         attempts = [
             {**row, "users": len(unpack_ids(row["users"], users))}
             for row in _rows(

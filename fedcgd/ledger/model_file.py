@@ -5,15 +5,23 @@ is written; which of them counts is what the ledger says, and that changes in th
 """
 
 import errno
+import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedcgd.ledger.transactions import MAKE_ROOM
-from fedcgd.support.files import sync_folder
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcgd.ledger.store import reader
+from fedcgd.ledger.texts import refuse
+from fedcgd.support.files import atomic_write, sync_folder
+from fedcgd.support.records import MAKE_ROOM
+from fedcgd.support.untrusted import MalformedError, conform, parse_json
 
 _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 _AT_ONCE = 1 << 20  # bytes: written while they are still in the cache that the checksum has read them into
@@ -39,6 +47,12 @@ def file_of(ledger: Path, round: int) -> Path:
     return ledger.with_name(f"{ledger.name}-model-{round % 2}")
 
 
+def count_models(connection: sqlite3.Connection) -> int:
+    """How many models are released: in a spent round there is no new one."""
+    count: int = connection.execute("SELECT count(*) FROM attempts WHERE state = 'released'").fetchone()[0]
+    return count
+
+
 def described(connection: sqlite3.Connection) -> Latest | None:
     """What the ledger says of the last release; None before the first."""
     columns = "round, model_bytes, state_bytes, checksum, layout"
@@ -55,10 +69,7 @@ def check_unused(ledger: Path) -> None:
     """Raise ValueError if there is a file that the ledger, which is new, would write to."""
     for path in (file_of(ledger, 0), file_of(ledger, 1)):
         if path.exists():
-            raise ValueError(
-                f"{path} holds a model of another run, whose ledger was {ledger}, and this run would write over it: move it to "
-                "where that ledger is now, or delete it if that run is not needed any more"
-            )
+            raise refuse("model-in-the-way", path=path, ledger=ledger)
 
 
 def write(ledger: Path | None, round: int, model: memoryview, state: memoryview, layout: str) -> Latest:
@@ -108,16 +119,10 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
             whole = min(latest.model_bytes, latest.state_bytes) >= 0 and latest.model_bytes + latest.state_bytes == size
             model, state = (file.read(latest.model_bytes), file.read(latest.state_bytes)) if whole else (b"", b"")
     except FileNotFoundError:
-        problem = f"{path} is missing"
-    else:
-        if whole and zlib.crc32(state, zlib.crc32(model)) == latest.checksum:
-            return model, state
-        problem = f"{path} is not the model of release {latest.round + 1}: damaged, or of another round or run"
-    raise ValueError(
-        f"{problem}. It holds the last model of the run in {ledger}, which cannot go on without it: put back the file that "
-        "belongs to that ledger (copy both together, while nothing is released). If it is lost, the run is over: what it "
-        "released stays released, and verify, show and report need the ledger alone. Begin another run with a new key"
-    )
+        raise refuse("model-missing", path=path, ledger=ledger) from None
+    if whole and zlib.crc32(state, zlib.crc32(model)) == latest.checksum:
+        return model, state
+    raise refuse("model-changed", path=path, release=latest.round + 1, ledger=ledger)
 
 
 def compared(ledger: Path, latest: Latest) -> str | None:
@@ -137,3 +142,133 @@ def compared(ledger: Path, latest: Latest) -> str | None:
 def discard(ledger: Path, round: int) -> None:
     """Remove what a release of `round` that did not happen may have left: it is no part of what ε is for."""
     file_of(ledger, round).unlink(missing_ok=True)
+
+
+def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
+    """The trained arrays of the last released model, by name; before and after the run is sealed.
+
+    There is nothing else in it: counters, frozen layers and statistics that stay as they were are in the model that the run
+    began with (`completed`). A running variance is at least 0, as in what was released. Arrays of a dtype that NumPy does not
+    have, such as bfloat16, are float32.
+
+    Args:
+        path: the ledger.
+
+    Raises:
+        ValueError: before the first release, and if the ledger does not say what the model's arrays are.
+    """
+    model, layout = _last(Path(path))
+    if not layout:
+        raise refuse("model-without-layout", path=path)
+    described = parse_json(layout, [list], "the layout of the model on record")
+    if len(described) != len(_LAYOUT) or len({len(part) for part in described}) > 1 or len(model) % 4:
+        raise MalformedError(f"{path} does not say what the arrays of its model are")
+    names, shapes, dtypes = (conform(part, form, "the layout") for part, form in zip(described, _LAYOUT, strict=True))
+    flat, sizes = np.frombuffer(model, np.float32), list(map(math.prod, shapes))
+    if any(size < 0 for shape in shapes for size in shape) or len(flat) != sum(sizes):
+        raise MalformedError(f"{path} holds {len(flat)} parameters, and arrays of the shapes {shapes}")
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    return {
+        name: (np.maximum(part, 0) if name.rpartition(".")[2] == "running_var" else part)
+        .reshape(shape)
+        .astype(_dtype(dtype))
+        for name, part, shape, dtype in zip(names, parts, shapes, dtypes, strict=True)
+    }
+
+
+_LAYOUT: tuple[Any, ...] = ([str], [[int]], [str])
+"""The form of a layout: names, shapes and dtypes."""
+
+
+def _last(path: Path) -> tuple[bytes, str]:
+    """Model and layout. A run that goes on may release another model while this reads: then that one."""
+    latest = None
+    while True:
+        with reader(path) as connection:
+            before, latest = latest, described(connection)
+            models = count_models(connection)
+        if latest is None:
+            raise refuse("no-model", path=path)
+        if latest.round != models - 1:
+            raise refuse("another-last-model", path=path, number=latest.round + 1, models=models)
+        try:
+            return read(path, latest)[0], latest.layout
+        except ValueError:
+            if latest == before:
+                raise
+
+
+def completed(trained: Mapping[str, NDArray[Any]], whole: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of a model: the trained ones, and beside them what was not trained.
+
+    Args:
+        trained: what `released_model` returned.
+        whole: the file, .npz or .safetensors, of the model that the run began with: nothing in the ledger tells whether it is.
+
+    Returns:
+        Name → array, in the order of the file.
+
+    Raises:
+        ValueError: if the file lacks a trained array, or has it in another shape, and if it cannot be read.
+    """
+    _check_suffix(whole)
+    try:
+        arrays = dict(_safetensors().load_file(whole)) if whole.suffix == ".safetensors" else _load_npz(whole)
+    except Exception as error:  # each format has its own
+        raise refuse("no-model-file", path=whole, error=error) from error
+    for name, array in trained.items():
+        if name not in arrays:
+            raise refuse("array-missing", path=whole, name=name, names=list(arrays))
+        if arrays[name].shape != array.shape:
+            raise refuse("another-shape", path=whole, name=name, there=arrays[name].shape, here=array.shape)
+    return arrays | dict(trained)
+
+
+def save_model(path: Path | str, target: Path, *, carried: Path | None = None) -> int:
+    """Write the last released model to a file.
+
+    Args:
+        path: the ledger.
+        target: the file, .npz or .safetensors.
+        carried: the file of the model that the run began with, whose other arrays are then written too (`completed`).
+
+    Returns:
+        How many arrays were written.
+
+    Raises:
+        ValueError: as `released_model` and `completed`, and for another kind of file.
+    """
+    arrays = released_model(path)
+    if carried is not None:
+        arrays = completed(arrays, carried)
+    _check_suffix(target)
+    with atomic_write(target) as part:
+        if target.suffix == ".npz":
+            np.savez(part, **arrays)  # type: ignore[arg-type]
+        else:
+            _safetensors().save_file({name: np.array(array, order="C") for name, array in arrays.items()}, part)
+    return len(arrays)
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in (".npz", ".safetensors"):
+        raise refuse("another-suffix", name=path.name)
+
+
+def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _safetensors() -> Any:
+    try:
+        return import_module("safetensors.numpy")
+    except ModuleNotFoundError as error:
+        raise refuse("no-safetensors") from error
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return np.dtype(np.float32)

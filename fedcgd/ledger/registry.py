@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcgd.ledger.store import reader, stored_run
-from fedcgd.ledger.transactions import now, transaction
+from fedcgd.ledger.texts import refuse
 from fedcgd.noise.keys import NONCE_BYTES
-from fedcgd.support.numbers import plural
-from fedcgd.support.records import check_record, check_tables, make_record, read_only, record_name
-from fedcgd.support.untrusted import MalformedError
+from fedcgd.support.records import check_record, check_tables, make_record, now, read_only, record_name, transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -25,16 +23,7 @@ CREATE TABLE IF NOT EXISTS runs (
 ) STRICT
 """
 
-_REMEDY = (
-    "If that ledger is lost, the run is over: what it released stays released. Begin another run with a new key; for everybody "
-    "in both, ε then composes: fedcgd ledger compose says to what; without its ledger, add the ε and δ of its whole plan"
-)
-
-RECORD_REMEDY = (
-    "Without it nobody can say whether another copy of a run went on, or whether a run is begun again. Put it back from where "
-    "the key came from. If it is lost, delete what is there, go on with the latest ledger of a run after fedcgd ledger adopt, "
-    "and take a new key for a new run"
-)
+_COLUMNS = "stream_id, settings, ledger, begun, released, nonce, sealed"
 
 
 @dataclass(frozen=True)
@@ -50,26 +39,20 @@ class RegisteredRun:
     sealed: str | None
 
 
-_COLUMNS = "stream_id, settings, ledger, begun, released, nonce, sealed"
-
-
 def read_register(path: Path) -> list[RegisteredRun]:
     """The runs in the register at `path`, which is only read. Raises ValueError if it is none."""
     if not path.is_file():
-        raise ValueError(f"there is no register of a key's runs at {path}")
+        raise refuse("register-missing", path=path)
     try:
         record_name(path)
-    except ValueError as error:
-        raise ValueError(f"{path}, a register of a key's runs, {error}") from error
-    try:
         with read_only(path) as connection:
             check_tables(connection, _SCHEMA)
             if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'runs'").fetchone():
                 return []  # made with its key, before the first run
             rows = connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY begun")  # noqa: S608
             return [RegisteredRun(*row) for row in rows]
-    except (sqlite3.DatabaseError, MalformedError) as error:
-        raise ValueError(f"{path} cannot be read as the register of a key's runs: {error}") from error
+    except (sqlite3.DatabaseError, ValueError) as error:
+        raise refuse("unreadable-register", path=path, error=error) from error
 
 
 def register_beside(ledger: Path, named: Path | None = None) -> Path | None:
@@ -101,12 +84,9 @@ class Registry:
             make_record(path, name)
             record_name(path)
         except OSError as error:
-            raise ValueError(
-                f"{path}, where the key's runs are remembered, cannot be written ({error.strerror}); name another file with "
-                "runs= where the key is loaded"
-            ) from error
+            raise refuse("register-unwritable", path=path, error=error.strerror) from error
         except ValueError as error:
-            raise ValueError(f"{path}, where the key's runs are remembered, {error}. {RECORD_REMEDY}") from error
+            raise refuse("register-lost", problem=f"{path}, where the key's runs are remembered, {error}") from error
         self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
         try:
             self._connection.execute("PRAGMA journal_mode = PERSIST")
@@ -114,7 +94,7 @@ class Registry:
             self._connection.execute(_SCHEMA)
         except sqlite3.DatabaseError as error:
             self._connection.close()
-            raise ValueError(f"{path}, where the key's runs are remembered, cannot be used: {error}") from error
+            raise refuse("unreadable-register", path=path, error=error) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -122,12 +102,7 @@ class Registry:
     def check_new(self, settings: str, ledger: str) -> None:
         """Raise ValueError if the key has begun a run of these `settings` that released anything or was sealed."""
         for run in self._runs("settings = ? AND (released > 0 OR sealed IS NOT NULL)", settings):
-            released = f"has released {plural(run.released, 'round', 'rounds')}"
-            raise ValueError(
-                f"this key began the same run on {run.begun}, in the ledger {run.ledger}, which "
-                f"{f'was sealed on {run.sealed}' if run.sealed else released}; {ledger} has no "
-                f"record of it, and would start again from its first round. Give that ledger. {_REMEDY}"
-            )
+            raise refuse("begun-before", run=run, ledger=ledger, sealed=run.sealed or "no")
 
     def begin(self, stream_id: str, settings: str, ledger: str) -> None:
         """Remember a new run of these `settings`. Raises ValueError as `check_new` does."""
@@ -136,37 +111,22 @@ class Registry:
             # A run that never released anything may begin again; the process that began it can then release nothing any more.
             unused = "DELETE FROM runs WHERE settings = ? AND released = 0 AND sealed IS NULL"
             self._connection.execute(unused, (settings,))
-            self._insert(stream_id, settings, ledger)
+            self._insert(stream_id, settings, ledger, [])
 
     def resume(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
         """Go on with a run whose ledger has released under these `nonces`. Raises ValueError if that ledger is not the latest."""
         with transaction(self._connection):
-            found = self._connection.execute(
-                "SELECT released, nonce FROM runs WHERE stream_id = ?", (stream_id,)
-            ).fetchone()
+            found = self.run(stream_id)
             if found is None:
                 self._check_not_begun_again(settings, ledger)
                 if nonces:
-                    raise ValueError(
-                        f"{ledger} has released {plural(len(nonces), 'round', 'rounds')}, and {self._path}, the register of its "
-                        "key's runs, does not know of it: the register was lost or is another, and nobody can say whether "
-                        "another copy of the run has gone on. Put the register back. If it is lost and this is the "
-                        f"latest ledger, say so once: fedcgd ledger adopt {ledger} --key-file FILE, or "
-                        "fedcgd.ledger.adopt(path, key); it is on record then"
-                    )
-                self._insert(stream_id, settings, ledger)
-                found = 0, None
-            released, nonce = found
-            if len(nonces) < released:
-                raise ValueError(
-                    f"{ledger} has {plural(len(nonces), 'released round', 'released rounds')} on record, and this key has "
-                    f"released {released} of this run: it is an old copy, or its -wal file is missing. Give the "
-                    f"latest ledger. {_REMEDY}"
-                )
-            if released and nonces[released - 1].to_bytes(NONCE_BYTES, "big") != nonce:
-                raise ValueError(
-                    f"another copy of {ledger} has released round {released}: go on with that one, and never with this"
-                )
+                    raise refuse("unknown-to-the-register", path=ledger, rounds=len(nonces), register=self._path)
+                self._insert(stream_id, settings, ledger, [])
+                return
+            if len(nonces) < found.released:
+                raise refuse("old-copy", path=ledger, rounds=len(nonces), released=found.released)
+            if found.released and nonces[found.released - 1].to_bytes(NONCE_BYTES, "big") != found.nonce:
+                raise refuse("copy-went-on", path=ledger, round=found.released)
             self._write(stream_id, len(nonces), nonces)
             self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
 
@@ -174,13 +134,12 @@ class Registry:
         """Remember a run that this file does not know of, as its ledger has it. Raises ValueError if it does know of it."""
         with transaction(self._connection):
             self.check_unknown(stream_id, settings, ledger)
-            self._insert(stream_id, settings, ledger)
-            self._write(stream_id, len(nonces), nonces)
+            self._insert(stream_id, settings, ledger, nonces)
 
     def check_unknown(self, stream_id: str, settings: str, ledger: str) -> None:
         """Raise ValueError if this file knows of the run, or of one that the key began in its place."""
         if self.run(stream_id) is not None:
-            raise ValueError(f"{self._path} knows of the run in {ledger}: there is nothing to adopt")
+            raise refuse("nothing-to-adopt", register=self._path, path=ledger)
         self._check_not_begun_again(settings, ledger)
 
     @contextmanager
@@ -192,21 +151,13 @@ class Registry:
         Raises ValueError before the block, so that nothing is recorded, if another copy of the run has gone so far.
         """
         with transaction(self._connection):
-            found = self._connection.execute("SELECT released FROM runs WHERE stream_id = ?", (stream_id,)).fetchone()
-            expected = released + len(latest) - 1
-            if found is not None and found[0] < expected:
-                raise ValueError(
-                    f"round {released + len(latest)} is not released: the one before was interrupted, when it was on the ledger "
-                    f"and not yet in {self._path}. Open the ledger again, as after a crash, and the run goes on"
-                )
-            if found is None or found[0] > expected:
-                went = "begun again" if found is None else f"released {plural(found[0], 'round', 'rounds')}"
-                raise ValueError(
-                    f"round {released + len(latest)} is not released: another copy of this run, with another ledger, has "
-                    f"{went}. {_REMEDY}"
-                )
+            found, round = self.run(stream_id), released + len(latest)
+            if found is not None and found.released < round - 1:
+                raise refuse("interrupted", round=round, register=self._path)
+            if found is None or found.released > round - 1:
+                raise refuse("another-copy", round=round, known=0 if found is None else found.released)
             yield
-            self._write(stream_id, released + len(latest), latest)
+            self._write(stream_id, round, latest)
 
     def seal(self, stream_id: str, sealed: str) -> None:
         """The run is over."""
@@ -222,15 +173,14 @@ class Registry:
 
     def _check_not_begun_again(self, settings: str, ledger: str) -> None:
         for run in self._runs("settings = ?", settings):
-            raise ValueError(
-                f"this key began the same run again on {run.begun}, in the ledger {run.ledger}: {ledger} is over"
-            )
+            raise refuse("begun-again", run=run, path=ledger)
 
-    def _insert(self, stream_id: str, settings: str, ledger: str) -> None:
+    def _insert(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
         self._connection.execute(
             "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
             (stream_id, settings, ledger, now()),
         )
+        self._write(stream_id, len(nonces), nonces)
 
     def _write(self, stream_id: str, released: int, nonces: Sequence[int]) -> None:
         last = nonces[-1].to_bytes(NONCE_BYTES, "big") if nonces else None

@@ -11,19 +11,27 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedcgd.ledger import attempts, model_file, openings, settings
-from fedcgd.ledger.openings import RecordedOpening
-from fedcgd.ledger.participation_counter import ParticipationCounter
-from fedcgd.ledger.registry import RECORD_REMEDY, RegisteredRun, Registry, read_register
-from fedcgd.ledger.run_lock import RunLock
-from fedcgd.ledger.store import checkpoint, connect, stored_run
-from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
-from fedcgd.noise.keys import NONCE_BYTES, NoiseKey
+from fedcgd.ledger import attempts, model_file
+from fedcgd.ledger.attempts import ParticipationCounter, RecordedOpening
+from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
+from fedcgd.ledger.store import (
+    FORMAT,
+    RunLock,
+    RunSettings,
+    checkpoint,
+    connect,
+    read_later,
+    stored_run,
+    write_later,
+    write_run,
+)
+from fedcgd.ledger.texts import refuse
+from fedcgd.noise.keys import NONCE_BYTES, NoiseKey, runs_file
 from fedcgd.participation.cohorts import check_round
 from fedcgd.participation.history import History
 from fedcgd.participation.user_ids import user_ids
-from fedcgd.plan import Plan
-from fedcgd.support.records import check_record
+from fedcgd.plan import Plan, differences, plan_differences
+from fedcgd.support.records import MEMORY, Closable, check_record, now, transaction
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Ledger(Closable):
         self._lock = lock
         self._plan = plan
         self._owner = owner
-        self._turns = ParticipationCounter(connection, plan.participation)
+        self._participations = ParticipationCounter(connection, plan.participation)
         self.stream_id = stream_id
         self.simulated = simulated
 
@@ -125,14 +133,13 @@ class Ledger(Closable):
 
     @classmethod
     def _open(cls, path: Path | str, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey, purpose: str) -> Self:
-        wanted = settings.settings_of(plan, configuration, key)
-        identity = settings.identity_hash(wanted)
+        defined = RunSettings.from_plan(plan, configuration, key)
         file = None if path == MEMORY else Path(path).resolve()  # links may change while the run goes on
         name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():
-            raise ValueError(f"{path} is where the key's runs are remembered; the ledger is a file of its own")
+            raise refuse("ledger-is-the-register", path=path)
         if problem := key.record_problem("the register of this key's runs"):
-            raise ValueError(f"{problem}. {RECORD_REMEDY}")
+            raise refuse("register-lost", problem=problem)
         if file is not None:
             check_record(file, "the ledger, which says who took part when,")
         with ExitStack() as stack:
@@ -140,7 +147,7 @@ class Ledger(Closable):
 
             def check_new() -> None:
                 if registry is not None:  # first: where a ledger is lost, its model's file may not be
-                    registry.check_new(identity, name)
+                    registry.check_new(defined.run_hash, name)
                 if file is not None:
                     model_file.check_unused(file)
 
@@ -153,16 +160,20 @@ class Ledger(Closable):
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
                     check_new()
-                    settings.write(connection, wanted, purpose)
-                settings.check_same(connection, name, wanted, key)
+                    # A simulation shall repeat, with a ledger or without one.
+                    write_run(connection, defined, purpose if key.simulated else secrets.token_hex(16))
+                _check_same(connection, name, defined, key)
                 stream_id = stored_run(connection).stream_id
                 # First: the key counts them as releases, and compares.
-                openings.spend(connection, now())
+                attempts.spend(connection)
+                nonces = attempts.nonces_of(connection)
                 # Before the run is in the ledger: of what a crash leaves in the registry alone, nothing was ever released.
                 if registry is not None and new:
-                    registry.begin(stream_id, identity, name)
+                    registry.begin(stream_id, defined.run_hash, name)
                 elif registry is not None:
-                    registry.resume(stream_id, identity, name, attempts.nonces_of(connection))
+                    registry.resume(stream_id, defined.run_hash, name, nonces)
+                if file is not None:
+                    _note_place(connection, file, len(nonces))
                 owner = secrets.token_hex(16)
                 connection.execute("UPDATE run SET owner = ?", (owner,))
                 attempts.abandon(connection, file)
@@ -205,7 +216,7 @@ class Ledger(Closable):
             users: their ids.
         """
         with self._write():
-            known = self._turns.of(users)
+            known = self._participations.of(users)
         return History(
             {user: record.participations for user, record in known.items()},
             {user: record.last_round for user, record in known.items()},
@@ -228,10 +239,10 @@ class Ledger(Closable):
         check_round(self._plan.participation, round)
         with self._write():
             attempts.check_turn(self._connection, round)
-            counted = self._turns.count(round, users)
-            ids = np.array([turns.id for turns in counted.values()], np.int64)
+            counted = self._participations.count(round, users)
+            ids = np.array([one.id for one in counted.values()], np.int64)
             attempt = attempts.begin(self._connection, round, ids)
-        self._turns.remember(counted)  # only now, when it is on record
+        self._participations.remember(counted)  # only now, when it is on record
         return attempt
 
     def record_aggregated(self, round: int, attempt: int, nonce: int) -> None:
@@ -246,7 +257,7 @@ class Ledger(Closable):
             ValueError: unless this attempt is in flight, and if the round had noise of this nonce before.
         """
         with self._write():
-            self._summed(round, attempt, "aggregated", nonce.to_bytes(NONCE_BYTES, "big"))
+            attempts.advance_summed(self._connection, round, attempt, "aggregated", nonce.to_bytes(NONCE_BYTES, "big"))
 
     def record_opening(self, round: int, attempt: int, list_hash: bytes, keepers: Sequence[str]) -> int:
         """The masked sum of the round is there, and `keepers`, who are asked next, make its noise; the result is its nonce.
@@ -263,13 +274,12 @@ class Ledger(Closable):
             ValueError: unless this attempt is in flight.
         """
         with self._write():
-            self._summed(round, attempt, "opening", list_hash[:NONCE_BYTES])
-            openings.write(self._connection, round, attempt, list_hash, tuple(keepers))
+            attempts.write_opening(self._connection, round, attempt, list_hash, list(keepers))
         return int.from_bytes(list_hash[:NONCE_BYTES], "big")
 
     def openings(self) -> tuple[RecordedOpening, ...]:
         """What keepers were asked to open, round by round."""
-        return openings.read(self._connection)
+        return attempts.read_openings(self._connection)
 
     def spend(self, round: int, reason: str) -> None:
         """The round that keepers were asked to open ends without a new model, and counts as released all the same.
@@ -282,22 +292,11 @@ class Ledger(Closable):
             ValueError: if no such round is in flight, or another copy of the run has gone so far.
         """
         with self._counted("opening"), self._write():
-            if not openings.spend(self._connection, now()):
-                raise ValueError(
-                    f"no keepers were asked to open round {round}: it can be tried again, and is not spent"
-                )
+            if not attempts.spend(self._connection):
+                raise refuse("not-opening", round=round)
             if self._path is not None:
-                model_file.discard(self._path, attempts.count_models(self._connection))
+                model_file.discard(self._path, model_file.count_models(self._connection))
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
-
-    def _summed(self, round: int, attempt: int, state: str, nonce: bytes) -> None:
-        attempts.advance(self._connection, round, attempt, "planned", state)
-        same = "SELECT 1 FROM attempts WHERE round = ? AND nonce = ?"
-        if self._connection.execute(same, (round, nonce)).fetchone():
-            raise ValueError(f"round {round} has had noise of this nonce already; make another with NoiseKey.nonce_of")
-        self._connection.execute(
-            "UPDATE attempts SET nonce = ? WHERE round = ? AND attempt = ?", (nonce, round, attempt)
-        )
 
     @contextmanager
     def _counted(self, state: str) -> Iterator[None]:
@@ -337,7 +336,7 @@ class Ledger(Closable):
         before = attempts.summed_state(self._connection, round, attempt)
         with self._counted(before):
             with self._write():
-                models = attempts.count_models(self._connection)  # rounds, but for spent ones
+                models = model_file.count_models(self._connection)  # rounds, but for spent ones
                 attempts.advance(self._connection, round, attempt, before, "released")
                 if metrics is not None:
                     self._write_metrics("train", round + 1, metrics)
@@ -423,12 +422,9 @@ class Ledger(Closable):
         with transaction(self._connection):
             owner, sealed = self._connection.execute("SELECT owner, sealed FROM run").fetchone()
             if sealed is not None:
-                raise ValueError(f"the ledger was sealed on {sealed}: its run is over and the key is gone")
+                raise refuse("sealed", path=self._path or "this ledger", sealed=sealed)
             if owner != self._owner:
-                raise ValueError(
-                    f"{self._path or 'this ledger'} was opened again since, which took over its run: nothing may be released "
-                    "here any more. The round in flight is tried again there: start a run once"
-                )
+                raise refuse("opened-again", path=self._path or "this ledger")
             yield
 
 
@@ -441,3 +437,34 @@ def discard_unused(key: NoiseKey) -> None:
         return
     if not key.runs.exists() or all(run.begun < key.made[1] for run in read_register(key.runs)):
         key.discard_file()
+
+
+def _check_same(connection: sqlite3.Connection, path: str, defined: RunSettings, key: NoiseKey) -> None:
+    """Raise ValueError, with what differs, unless the ledger is that of a run of these settings and `key`, and not sealed."""
+    if connection.execute("SELECT format FROM run").fetchone() != (FORMAT,):
+        raise refuse("another-version", path=path, format=FORMAT)
+    stored = stored_run(connection)
+    if stored.sealed is not None:
+        raise refuse("sealed", path=path, sealed=stored.sealed)
+    differing = {
+        "plan": plan_differences(stored.planned, json.loads(defined.plan)),
+        "configuration": differences(stored.settings, json.loads(defined.configuration)),
+    }
+    for what, found in differing.items():
+        if found:
+            raise refuse(f"another-{what}", path=path, differing=", ".join(found))
+    there = stored.defined
+    if (there.key_fingerprint, there.simulated) != (defined.key_fingerprint, defined.simulated):
+        if key.made is not None and not there.simulated:
+            file = key.made[0].absolute()
+            register = runs_file(file).name
+            raise refuse("key-lost", path=path, file=file, register=register, there=there.key_fingerprint)
+        raise refuse("another-key", path=path, there=there.key_fingerprint, here=defined.key_fingerprint)
+
+
+def _note_place(connection: sqlite3.Connection, file: Path, released: int) -> None:
+    """Keep which file the ledger is: one that was copied, moved to another disk or restored is another, and says so then."""
+    inode = file.stat().st_ino
+    places = read_later(connection, "places")
+    if not places or places[-1][-1] != inode:
+        write_later(connection, "places", now(), released, inode)

@@ -1,15 +1,15 @@
-"""The end of a run for good: its ledger is sealed and its key deleted."""
+"""What an operator declares of a run: that it is over (its ledger is sealed, its key deleted), or that a ledger is its latest."""
 
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from fedcgd.ledger import attempts
 from fedcgd.ledger.registry import Registry
-from fedcgd.ledger.run_lock import RunLock
-from fedcgd.ledger.store import StoredRun, checkpoint, connect, reader, stored_run
-from fedcgd.ledger.transactions import now, transaction
+from fedcgd.ledger.run_composition import EVALUATION_OF, evaluation_ledger
+from fedcgd.ledger.store import RunLock, StoredRun, checkpoint, connect, reader, stored_run, write_later
+from fedcgd.ledger.texts import refuse
 from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
-from fedcgd.support.numbers import plural
+from fedcgd.support.records import now, transaction
 
 
 def seal(path: Path | str, key_file: Path | None) -> None:
@@ -48,17 +48,15 @@ def seal(path: Path | str, key_file: Path | None) -> None:
 def _check_key(key_file: Path, run: StoredRun) -> None:
     """Raise ValueError unless `key_file` is the key of `run`, or was until the run was sealed."""
     if key_file.exists():
-        if NoiseKey.from_file(key_file).fingerprint != run.key_fingerprint:
-            raise ValueError(
-                f"{key_file} is not the key of this run (fingerprint {run.key_fingerprint}); nothing is deleted"
-            )
+        if NoiseKey.from_file(key_file).fingerprint != run.defined.key_fingerprint:
+            raise refuse("another-key-to-seal", path=key_file, fingerprint=run.defined.key_fingerprint)
         return
     if runs_file(key_file).exists():
         with closing(Registry(runs_file(key_file))) as registry:
             known = registry.run(run.stream_id)
         if known is not None and known.sealed is not None:
             return
-    raise ValueError(f"there is no key file {key_file}: nothing is sealed, and nothing is deleted")
+    raise refuse("no-key-to-seal", path=key_file)
 
 
 def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:
@@ -71,9 +69,52 @@ def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> Non
             if stored.stream_id == run.stream_id and stored.sealed is not None:
                 registry.seal(run.stream_id, stored.sealed)
                 continue
-        released = plural(run.released, "round", "rounds")
-        raise ValueError(
-            f"{key_file} is also the key of the run in {run.ledger} ({released} released, not sealed): nothing is "
-            f"sealed or deleted. Seal that run first with `fedcgd ledger seal {run.ledger}`, then this one with the key file; if "
-            "that ledger is lost, seal this run without --key-file and delete the key yourself"
-        )
+        raise refuse("key-of-another-run", path=key_file, run=run)
+
+
+def adopt(path: Path | str, key: NoiseKey) -> int:
+    """Let the register of `key` remember the run at `path`, which it does not know of; that is recorded in the ledger.
+
+    You say that no other copy of the run has released anything since: nothing else can tell, and if one has, ε was spent twice.
+    The ledger of the run's private evaluations beside it is adopted with it.
+
+    Args:
+        path: the run's latest ledger.
+        key: its key, with the file that shall remember its runs (`key.runs`; it is made if it is not there).
+
+    Returns:
+        How many rounds the run has released.
+
+    Raises:
+        ValueError: if there is no ledger, or it is sealed or of another key; if the key has no register, or that of another key
+            or an emptied one lies in its place; and if the register knows of the run, or of one that the key began in its place.
+    """
+    released = _adopt(Path(path), key)
+    beside = evaluation_ledger(Path(path))
+    if beside.is_file():
+        with reader(path) as training, reader(beside) as connection:
+            of_the_training = stored_run(connection).settings.get(EVALUATION_OF) == stored_run(training).stream_id
+        if of_the_training:
+            _adopt(beside, key)
+    return released
+
+
+def _adopt(path: Path, key: NoiseKey) -> int:
+    if key.runs is None:
+        raise refuse("key-without-register")
+    with reader(path) as connection:
+        run, nonces = stored_run(connection), attempts.nonces_of(connection)
+    if run.defined.key_fingerprint != key.fingerprint:
+        raise refuse("another-key", path=path, there=run.defined.key_fingerprint, here=key.fingerprint)
+    if run.sealed is not None:
+        raise refuse("sealed", path=path, sealed=run.sealed)
+    if key.runs.exists() and (problem := key.record_problem("the register of this key's runs")):
+        raise refuse("register-lost", problem=problem)
+    with closing(Registry(key.runs, key.record)) as registry, closing(connect(path)) as connection:
+        run_hash, name = run.defined.run_hash, str(path.absolute())
+        registry.check_unknown(run.stream_id, run_hash, name)
+        with transaction(connection):  # first: what is adopted is on record
+            write_later(connection, "adoptions", now(), len(nonces), str(key.runs))
+        checkpoint(connection)
+        registry.adopt(run.stream_id, run_hash, name, nonces)
+    return len(nonces)

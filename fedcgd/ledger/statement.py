@@ -1,7 +1,8 @@
-"""What a run's record promises, in a form to ship with its model: the privacy statement, as values and as Markdown."""
+"""What a run's record promises, in words: one renderer for the statement, the report and `fedcgd ledger show` and `verify`."""
 
 import platform
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from html import escape
@@ -13,12 +14,13 @@ from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
-from fedcgd.accounting.guarantee import large_delta, rounded_up
+from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
 from fedcgd.ledger.client_metrics import NOT_COVERED
-from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import records
-from fedcgd.ledger.recorded_keepers import keeper_facts
-from fedcgd.ledger.verification import NO_REGISTER, Verification, verify
+from fedcgd.ledger.keepers import RecordedKeepers
+from fedcgd.ledger.run_composition import EVALUATION_OF
+from fedcgd.ledger.texts import finding, refuse
+from fedcgd.ledger.verification import Verification, verify
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
@@ -65,66 +67,101 @@ def statement_of(
         ValueError: for the ledger of a run's evaluations.
     """
     if EVALUATION_OF in run["configuration"]:
-        raise ValueError(
-            f"{path} records the evaluations of a run only: a statement is made from the ledger of that run"
-        )
-    both = verification.with_evaluations
-    plan = Plan.from_description(run["plan"])
-    whole = verification.whole
+        raise refuse("evaluations-only", path=path)
+    found, plan = described(run, verification), Plan.from_description(run["plan"])
     attacker = None  # where nothing is promised
-    if not (plan.noiseless or verification.simulated or verification.problems):
+    if not (plan.noiseless or verification.run.simulated or verification.problems):
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
-    large = large_delta(plan.delta, verification.least_users)  # as planned: how many there were is not for the public
-    adaptive = run["configuration"].get("adaptive_clipping")
-    if plan.noiseless:
-        reasoning = [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
-    else:
-        steps = explain(
-            plan.mechanism,
-            plan.participation,
-            clip_norm=plan.clip_norm if adaptive is None else 1.0,
-            delta=plan.delta,
-            noise_multiplier=plan.noise_multiplier,
-        )
-        reasoning = [{"title": step.title, "statement": step.statement} for step in steps]
-    if adaptive is not None:
-        reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
-    return {
-        "statement": sentence(
-            whole, both, attacker=attacker, simulated=verification.simulated, sound=not verification.problems
-        )
-        + f" {NOT_COVERED}" * verification.forwards_client_metrics
-        + (f" {verification.keepers.promise}" if attacker is not None and verification.keepers is not None else ""),
-        "private": attacker is not None and not verification.forwards_client_metrics,
-        "forwards_client_metrics": verification.forwards_client_metrics,
-        "simulated": verification.simulated,
-        "noiseless": verification.noiseless,
-        "sound": not verification.problems,
-        "problems": list(verification.problems),
-        "notes": [
-            *verification.notes,
-            *([] if large is None else [large]),
-            *([] if compared else [NO_REGISTER]),
-        ],
-        "rounds_planned": verification.planned,
-        "rounds_released": verification.released,
-        "whole_run": whole.to_description(),
+    large = large_delta(
+        plan.delta, verification.run.least_users
+    )  # as planned: how many there were is not for the public
+    promise = sentence(
+        verification.whole,
+        verification.with_evaluations,
+        attacker=attacker,
+        simulated=verification.run.simulated,
+        sound=not verification.problems,
+    )
+    if verification.run.forwards_client_metrics:
+        promise += f" {NOT_COVERED}"
+    if attacker is not None and verification.keepers is not None:
+        promise += f" {_promise_of_keepers(verification.keepers)}"
+    verdict = [promise] if attacker is None else _verdict(attacker, verification, run["sealed"], plan)
+    return found | {
+        "statement": in_unit(promise, found["unit"]),
+        "private": attacker is not None and not verification.run.forwards_client_metrics,
+        "notes": [*verification.notes, *filter(None, [large]), *([] if compared else [finding("no-register")])],
         "attacker": None if attacker is None else asdict(attacker),
-        "with_evaluations": None if both is None else both.to_description(),
-        "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
-        "plan": run["plan"],
-        "adaptive_clipping": adaptive,
-        "identity": verification.identity,
-        "keepers": verification.keepers and verification.keepers.to_description(),
-        "joint_budget": verification.budget
-        and {name: verification.budget[name] for name in ("epsilon", "delta")}
-        | {"earlier_runs": len(verification.budget["after"])},
-        "reasoning": reasoning,
+        "reasoning": _reasoning(plan, found["adaptive_clipping"], found["unit"]),
+        "verdict": [in_unit(text, found["unit"]) for text in verdict],
+        "size": size_of((verification.with_evaluations or verification.whole).epsilon),
         "begun": run["created"],
-        "sealed": run["sealed"],
         "configuration_hash": run["configuration_hash"],
         "written_with": _versions(),
     }
+
+
+def described(run: Mapping[str, Any], verification: Verification) -> dict[str, Any]:
+    """What `facts` needs of a ledger's `run`, as `export` has it, and of what `verify` says of it."""
+    told, budget = verification.to_description(), verification.run.budget
+    return {
+        **{
+            name: told[name]
+            for name in ("simulated", "noiseless", "forwards_client_metrics", "keepers", "with_evaluations")
+        },
+        "unit": "example" if run["configuration"].get("kind") == "central" else "user",
+        "sound": not verification.problems,
+        "problems": list(verification.problems),
+        "rounds_planned": verification.planned,
+        "rounds_released": verification.released,
+        "whole_run": told["whole"],
+        "so_far": told["guarantee"],
+        "attacker": None,
+        "plan": run["plan"],
+        "adaptive_clipping": run["configuration"].get("adaptive_clipping"),
+        "identity": IDENTITIES.get(str(verification.run.identity)),
+        "joint_budget": budget
+        and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])},
+        "sealed": run["sealed"],
+    }
+
+
+def in_unit(text: str, unit: str) -> str:
+    """A sentence about users as one about what a user is in this run: in central training an "example"."""
+    if unit == "user":
+        return text
+    return re.sub(r"\buser(s?)\b", rf"{unit}\1", re.sub(r"\b([Aa]) user\b", rf"\1n {unit}", text))
+
+
+def _reasoning(plan: Plan, adaptive: object, unit: str) -> list[dict[str, str]]:
+    if plan.noiseless:
+        return [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
+    steps = explain(
+        plan.mechanism,
+        plan.participation,
+        clip_norm=plan.clip_norm if adaptive is None else 1.0,
+        delta=plan.delta,
+        noise_multiplier=plan.noise_multiplier,
+    )
+    found = [(step.title, step.statement) for step in steps]
+    if adaptive is not None:
+        found.insert(0, ("adaptive clipping", _ADAPTIVE))
+    return [{"title": in_unit(title, unit), "statement": in_unit(text, unit)} for title, text in found]
+
+
+IDENTITIES = {
+    "declared": (
+        'whoever a node says (identity "declared"): each name that a node gives is a user. A node that is registered at the '
+        "SuperLink keeps the users that it named first, and one with clipped_update_mod stays one user, all run long. What pools "
+        "of many users, and nodes that are not registered, say is believed, also if they come back and name others. A person "
+        "with two names counts as two users, each with this ε"
+    ),
+    "authenticated": (
+        'a node that is registered at the SuperLink (identity "authenticated"), by its name there. A person who registers two '
+        "keys counts as two users, each with this ε"
+    ),
+}
+"""What tells one user of a run from another, by what its configuration says."""
 
 
 def _versions() -> dict[str, str]:
@@ -181,10 +218,47 @@ def sentence(
     )
 
 
+def _verdict(attacker: AttackerAccuracy, verification: Verification, sealed: object, plan: Plan) -> list[str]:
+    """What somebody who sees the models can learn, what that rests on, and what it does not cover."""
+    held = "a key that is deleted" if sealed else "a key that nobody else has"
+    noise = held if verification.keepers is None else "keepers that follow their protocol"
+    secret = f", and on secrecy of who took part when ({plan.participation.sampling} sampling)"
+    return [
+        "Anyone who sees every released model, and knows all other users' data, can tell whether one user's data were used in at "
+        f"most {attacker.percent} % of cases; guessing is right half the time.",
+        f"This rests on clipping and noise as recorded, on {noise}{secret * plan.participation.is_secret}.",
+        "It does not cover metrics without noise, logs, what nodes send before noise is added, or other runs on the same users.",
+    ]
+
+
+_SIZES = {
+    1.0: "small (ε ≤ 1: a strong formal guarantee)",
+    10.0: "usual (1 < ε ≤ 10: a reasonable guarantee, common in practice)",
+}
+"""The largest ε of a size → its name, by the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654."""
+
+DEPLOYMENTS = (
+    ("Google's keyboard, language models in many languages", "about 4 to 14 (ρ-zCDP with ρ from 0.2 to 2)", "1e-10", "one person",
+     "Xu et al., 2023, arXiv:2305.18465"),
+    ("US Census 2020, redistricting data", "19.61", "1e-10", "one person", "US Census Bureau, June 2021"),
+    ("Apple, emoji suggestions, noise on each device", "4 a day", "0", "one person's day", "Apple, DP Overview"),
+)  # fmt: skip
+"""What, ε, δ, what is protected, and where it was published."""
+
+
+def size_of(epsilon: float) -> str:
+    """Whether an ε is small, usual or large beside what is published."""
+    large = "large (ε > 10: ε alone promises little; the attacker's chance above is the better figure)"
+    return next((name for most, name in _SIZES.items() if epsilon <= most), large)
+
+
 def _how_often(attacker: AttackerAccuracy) -> str:
     mu = "" if attacker.gaussian_mu is None else rounded_up(attacker.gaussian_mu, 4)
     known = mu and f" (all releases together are at most a Gaussian mechanism with μ = {mu})"
-    return f"in at most {attacker.percent} % of cases{known}, if both were equally likely beforehand; a coin is right in 50 %"
+    return (
+        f"in at most {attacker.percent} % of cases{known}, if both were equally likely beforehand; guessing is right half the "
+        "time"
+    )
 
 
 def statement_markdown(statement: dict[str, Any]) -> str:
@@ -207,64 +281,62 @@ def statement_markdown(statement: dict[str, Any]) -> str:
 
 def _markdown(text: str) -> str:
     """A text that may be somebody else's, so that nothing in it is taken for HTML, a link, a picture, code or a cell's end."""
-    return re.sub(r"([\\`\[|])", r"\\\1", escape(clean(text, _MOST_SHOWN), quote=False))
+    return re.sub(r"([\\`\[|])", r"\\\1", escape(clean(text, 10_000), quote=False))
 
 
-_MOST_SHOWN = 10_000  # characters
+def facts(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The figures that belong to the claim, each with its name, in the order in which a reviewer asks for them.
+
+    Args:
+        statement: a `privacy_statement`, or what `described` returns.
+    """
+    whole, plan, both = statement["whole_run"], statement["plan"], statement["with_evaluations"]
+    budget, attacker = statement["joint_budget"], statement["attacker"]
+    sealed = "no: the key may still exist, and removes the noise"
+    clipped = ", then a quantile of norms" * bool(statement["adaptive_clipping"])
+    risk = f"{whole['failure_probability']:g}, part of δ" if whole["failure_probability"] else "0"
+    found = {
+        "ε of the whole run": _bound(whole["epsilon"]) + _warning(statement),
+        "δ": rounded_up(whole["delta"], 6),
+        "ε with its evaluations": both and f"{_bound(both['epsilon'])} ({both['method']})",
+        "ε so far": _so_far(whole, statement["so_far"]),
+        "the best attacker is right": attacker and _how_often(AttackerAccuracy(**attacker)),
+        "adjacency": whole["adjacency"],
+        "sampling": whole["sampling"],
+        "method": f"{whole['method']} ({'exact' if whole['exact'] else 'an upper bound'})",
+        "failure probability of the method": risk,
+        "rounds released": f"{statement['rounds_released']} of {statement['rounds_planned']}",
+        "sealed": f"on {statement['sealed']}" if statement["sealed"] else sealed,
+        "participation": str(Participation(**plan["participation"])),
+        "who a user is": statement["identity"],
+        "mechanism": _mechanism(plan["mechanism"]),
+        "clip norm ζ": f"{plan['clip_norm']:g}{clipped}",
+        "noise multiplier σ": rounded_up(plan["noise_multiplier"], 6),
+        "joint budget of each user": budget
+        and f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
+        f"{plural(budget['earlier_runs'], 'earlier run', 'earlier runs')} (whoever had too little left was not asked)",
+        "sensitivity of C": None if whole["sensitivity"] is None else f"{whole['sensitivity']:.6g}",
+        **_keeper_facts(statement["keepers"]),
+    }
+    unit = statement["unit"]
+    return [(in_unit(name, unit), in_unit(value, unit)) for name, value in found.items() if value is not None]
 
 
-def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures that belong to the claim, each with its name, in the order in which a reviewer asks for them."""
-    whole, so_far, plan = statement["whole_run"], statement["so_far"], statement["plan"]
-    both = statement["with_evaluations"]
-    rounds = f"{statement['rounds_released']} of {statement['rounds_planned']}"
-    found = [
-        ("ε of the whole run", f"at most {rounded_up(whole['epsilon'])}"),
-        ("δ", f"{rounded_up(whole['delta'], 6)}"),
-        *([("ε with its evaluations", f"at most {rounded_up(both['epsilon'])} ({both['method']})")] if both else []),
-        ("ε so far", _so_far(whole, so_far)),
-        *(
-            [("the best attacker is right", _how_often(AttackerAccuracy(**statement["attacker"])))]
-            if statement["attacker"]
-            else []
-        ),
-        ("adjacency", whole["adjacency"]),
-        ("sampling", whole["sampling"]),
-        ("method", f"{whole['method']} ({'exact' if whole['exact'] else 'an upper bound'})"),
-        (
-            "failure probability of the method",
-            f"{whole['failure_probability']:g}, part of δ" if whole["failure_probability"] else "0",
-        ),
-        ("rounds released", rounds),
-        (
-            "sealed",
-            f"on {statement['sealed']}"
-            if statement["sealed"]
-            else "no: the key may still exist, and removes the noise",
-        ),
-        ("participation", str(Participation(**plan["participation"]))),
-        *([("who a user is", statement["identity"])] if statement["identity"] else []),
-        ("mechanism", _mechanism(plan["mechanism"])),
-        ("clip norm ζ", f"{plan['clip_norm']:g}{', then a quantile of norms' * bool(statement['adaptive_clipping'])}"),
-        ("noise multiplier σ", rounded_up(plan["noise_multiplier"], 6)),
-    ]
-    if (budget := statement["joint_budget"]) is not None:
-        found.append(
-            (
-                "joint budget of each user",
-                f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
-                f"{plural(budget['earlier_runs'], 'earlier run', 'earlier runs')} (whoever had too little left was not asked)",
-            )
-        )
-    if whole["sensitivity"] is not None:
-        found.append(("sensitivity of C", f"{whole['sensitivity']:.6g}"))
-    return found + keeper_facts(statement["keepers"])
+def _bound(epsilon: float | None) -> str:
+    return "∞" if epsilon is None or epsilon == float("inf") else f"at most {rounded_up(epsilon)}"
 
 
-def _so_far(whole: dict[str, Any], so_far: dict[str, Any] | None) -> str:
+def _warning(statement: Mapping[str, Any]) -> str:
+    """That nothing is private, where nothing is, to stand beside an ε."""
+    if statement["noiseless"]:
+        return f"; {NO_NOISE}"
+    return "; SIMULATION: the key comes from a seed, and nothing here is private" if statement["simulated"] else ""
+
+
+def _so_far(whole: Mapping[str, Any], so_far: Mapping[str, Any] | None) -> str:
     if so_far is None:
         return "nothing is released"
-    epsilon = f"at most {rounded_up(so_far['epsilon'])}"
+    epsilon = _bound(so_far["epsilon"])
     if so_far["condition"] is None or whole["condition"] is not None:
         return epsilon
     return f"{epsilon}, {so_far['condition']}; otherwise ε is that of the whole run"
@@ -277,3 +349,31 @@ def _mechanism(mechanism: dict[str, Any]) -> str:
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     return ", ".join([mechanism["name"], *numbers])
+
+
+def _promise_of_keepers(keepers: RecordedKeepers) -> str:
+    """Against whom the same holds where keepers made the noise."""
+    epsilons = keepers.with_evaluations or tuple(found.epsilon for found in keepers.planned)
+    beyond = range(keepers.colluding + 1, len(keepers.names))
+    what = "ε of models and evaluations together" if keepers.with_evaluations else "ε"
+    more = "".join(f"with {number} of them {what} is at most {rounded_up(epsilons[number])}, " for number in beyond)
+    return (
+        f"The noise was made by {len(keepers.names)} keepers ({', '.join(keepers.names)}), and the server saw noised sums only: "
+        f"the same holds against the server's operator, together with any {keepers.colluding} of the keepers and all nodes but "
+        f"the user's own, as far as they follow the protocol; {more}with all of them nothing is promised. It does not hold "
+        "against an operator who changed the code that nodes or keepers ran."
+    )
+
+
+def _keeper_facts(keepers: Mapping[str, Any] | None) -> dict[str, str]:
+    """Name and value of each figure of a run's keepers; none for a run without."""
+    if keepers is None:
+        return {}
+    found = {"keepers": f"{', '.join(keepers['names'])} (keepers.toml {keepers['digest'][:16]})"}
+    planned = [one["epsilon"] for one in keepers["planned"]]
+    for what, epsilons in (("ε", planned), ("ε with its evaluations", keepers["with_evaluations"])):
+        for number, epsilon in enumerate(epsilons):
+            found[f"{what} against the server with {plural(number, 'keeper', 'keepers')}"] = _bound(epsilon)
+    if keepers["spent"]:
+        found["rounds spent without a model"] = str(keepers["spent"])
+    return found

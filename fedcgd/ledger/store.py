@@ -1,12 +1,14 @@
-"""The SQLite file under a ledger: its tables, and connections that are durable at every commit."""
+"""The SQLite file under a ledger: its tables, the row that says which run it is of, who reads it, and who alone may write."""
 
 import hashlib
 import json
+import os
+import socket
 import sqlite3
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.ledger import openings
-from fedcgd.ledger.participation_counter import USERS
-from fedcgd.ledger.transactions import MEMORY, make_tables, open_file
-from fedcgd.support.records import check_tables, read_only
+from fedcgd.ledger.texts import refuse
+from fedcgd.noise import STREAM
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.plan import Plan
+from fedcgd.support.records import MEMORY, check_tables, make_tables, now, open_file, read_only, transaction
 from fedcgd.support.untrusted import MalformedError, Optional, clean, inflate, parse_json
 
 FORMAT = 3
+
+USERS = """CREATE TABLE users (
+    id INTEGER PRIMARY KEY,
+    user TEXT NOT NULL UNIQUE,
+    participations INTEGER NOT NULL,
+    last_round INTEGER NOT NULL
+) STRICT"""
+"""The table that participations are counted in."""
 
 _SCHEMA = f"""
 CREATE TABLE run (
@@ -50,6 +61,15 @@ CREATE TABLE attempts (
 ) STRICT;
 CREATE UNIQUE INDEX released_once ON attempts (round) WHERE state = 'released';
 CREATE UNIQUE INDEX one_in_flight ON attempts ((1)) WHERE state IN ('planned', 'aggregated');
+CREATE UNIQUE INDEX spent_once ON attempts (round) WHERE state = 'spent';
+CREATE UNIQUE INDEX one_opening ON attempts ((1)) WHERE state = 'opening';
+CREATE TABLE openings (
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    list_hash BLOB NOT NULL CHECK (length(list_hash) = 32),
+    keepers TEXT NOT NULL,
+    PRIMARY KEY (round, attempt)
+) STRICT;
 CREATE TABLE skips (
     id INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,
@@ -74,67 +94,132 @@ CREATE TABLE latest (
     state_bytes INTEGER NOT NULL,
     checksum INTEGER NOT NULL,
     layout TEXT NOT NULL
-) STRICT;
-{openings.SCHEMA}"""
+) STRICT
+"""
+
+_LATER = {
+    "adoptions": "at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL",
+    "places": "at TEXT NOT NULL, released INTEGER NOT NULL, inode INTEGER NOT NULL",
+    "notes": "name TEXT PRIMARY KEY, text TEXT NOT NULL",
+}
+"""Tables that ledgers of earlier versions lack, and that are made when one is written to."""
+
+_CONFIGURATION: dict[Any, Any] = {
+    "budget": Optional({"epsilon": float, "delta": float, "after": {str: dict}}),
+    "evaluation": Optional({"plan": dict, str: object}),
+    "evaluation_of": Optional(str),
+    "keepers": Optional({"keepers": {str: str}, "colluding": int, "away": int, "digest": str, str: object}),
+    "cohort_size": Optional(int),
+    str: object,
+}
+"""What the ledger itself reads of a configuration; the rest is shown and compared."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What defines a run, as it is written and hashed: its plan, its configuration and its key."""
+
+    plan: str
+    configuration: str
+    key_fingerprint: str
+    simulated: int
+
+    @classmethod
+    def from_plan(cls, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> "RunSettings":
+        """Raises ValueError for a configuration that JSON cannot hold."""
+        described = to_json({**configuration, "noise stream": STREAM})
+        return cls(to_json(plan.to_description()), described, key.fingerprint, int(key.simulated))
+
+    @property
+    def configuration_hash(self) -> str:
+        """SHA-256 of plan and configuration, which the ledger keeps beside them."""
+        return sha256(f"{self.plan} {self.configuration}")
+
+    @property
+    def run_hash(self) -> str:
+        """The same for runs of the same plan, configuration and key, and of no others."""
+        return sha256(f"{self.plan} {self.configuration} {self.key_fingerprint}")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """The row of the table `run`: which run a ledger is of."""
+
+    defined: RunSettings
+    configuration_hash: str
+    stream_id: str
+    created: str
+    sealed: str | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration, read."""
+        found: dict[str, Any] = parse_json(self.defined.configuration, _CONFIGURATION, "the configuration on record")
+        return found
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """The plan's description, read."""
+        found: dict[str, Any] = parse_json(self.defined.plan, dict, "the plan on record")
+        return found
+
+
+def stored_run(connection: sqlite3.Connection) -> StoredRun:
+    """The run of a ledger. Raises sqlite3.OperationalError for another kind of file, which lacks some of the columns."""
+    columns = "plan, configuration, key_fingerprint, simulated, configuration_hash, stream_id, created, sealed"
+    row = connection.execute(f"SELECT {columns} FROM run").fetchone()  # noqa: S608
+    settings_hash, stream_id, created, sealed = row[4:]
+    sealed = None if sealed is None else clean(sealed)
+    return StoredRun(RunSettings(*row[:4]), clean(settings_hash), stream_id, clean(created), sealed)
+
+
+def write_run(connection: sqlite3.Connection, defined: RunSettings, stream_id: str) -> None:
+    """Let the ledger be that of a new run."""
+    values = (*vars(defined).values(), defined.configuration_hash, stream_id, now(), FORMAT)
+    connection.execute(
+        "INSERT INTO run (id, plan, configuration, key_fingerprint, simulated, configuration_hash, stream_id, created, format, "
+        "owner) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, '')",
+        values,
+    )
 
 
 def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
     if isinstance(path, Path) and str(path) == MEMORY:
-        raise ValueError(f'a ledger in memory is the text "{MEMORY}", not a Path, which would be a file of that name')
+        raise refuse("memory-is-a-text", memory=MEMORY)
     connection = open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
     return connection
 
 
-@dataclass(frozen=True)
-class StoredRun:
-    """The row of the table `run`: which run a ledger is of, column by column. Plan and configuration are as they were hashed."""
-
-    id: int
-    format: int
-    created: str
-    plan: str
-    configuration: str
-    configuration_hash: str
-    stream_id: str
-    key_fingerprint: str
-    simulated: int
-    owner: str
-    sealed: str | None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The configuration, read."""
-        found: dict[str, Any] = parse_json(self.configuration, _CONFIGURATION, "the configuration on record")
-        return found
-
-    @property
-    def planned(self) -> dict[str, Any]:
-        """The plan's description, read."""
-        found: dict[str, Any] = parse_json(self.plan, dict, "the plan on record")
-        return found
+def _later_schema(table: str) -> str:
+    return f"CREATE TABLE IF NOT EXISTS {table} ({_LATER[table]}) STRICT"
 
 
-def stored_run(connection: sqlite3.Connection) -> StoredRun:
-    """The run of a ledger. Raises sqlite3.OperationalError for another kind of file, which lacks some of the columns."""
-    columns = [field.name for field in fields(StoredRun)]
-    row = connection.execute(f"SELECT {', '.join(columns)} FROM run").fetchone()  # noqa: S608
-    run = StoredRun(*row)
-    sealed = None if run.sealed is None else clean(run.sealed)
-    return replace(run, created=clean(run.created), configuration_hash=clean(run.configuration_hash), sealed=sealed)
+def write_later(connection: sqlite3.Connection, table: str, *values: object) -> None:
+    """A row more in a table that a ledger of an earlier version lacks; inside the caller's transaction."""
+    connection.execute(_later_schema(table))
+    marks = ", ".join("?" * len(values))
+    connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608
 
 
-_CONFIGURATION: dict[Any, Any] = {
-    "budget": Optional({"epsilon": float, "delta": float, "after": {str: dict}}),
-    "evaluation": Optional({"plan": dict, str: object}),
-    "evaluation_of": Optional(str),
-    openings.KEEPERS: Optional({"keepers": {str: str}, "colluding": int, "away": int, "digest": str, str: object}),
-    "cohort_size": Optional(int),
-    str: object,
-}
-"""What the ledger itself reads of a configuration; the rest is shown and compared."""
+def write_notes(path: Path | str, notes: Mapping[str, str]) -> None:
+    """Keep in a ledger who runs it, what for and on which data. Raises ValueError if there is none."""
+    with reader(path):  # it is a ledger: `connect` would make one of any other database
+        pass
+    with closing(connect(path)) as connection:
+        with transaction(connection):
+            for name, text in notes.items():
+                write_later(connection, "notes", name, text)
+        checkpoint(connection)
+
+
+def read_later(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+    """The rows of such a table, in order; none where it is not there."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone():
+        return []
+    return connection.execute(f"SELECT * FROM {table} ORDER BY rowid").fetchall()  # noqa: S608
 
 
 @contextmanager
@@ -145,34 +230,29 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"there is no ledger at {path}")
+        raise refuse("no-ledger", path=path)
     # Whoever has it open has a -wal beside it. Else SQLite would make one, and leave it, or fail where nobody may write.
     unused, changed = not _in_use(path), path.stat().st_mtime_ns
     try:
         with read_only(path, immutable=unused) as connection:
             connection.execute("BEGIN")
             if connection.execute("SELECT format FROM run").fetchall() != [(FORMAT,)]:
-                raise ValueError(
-                    f"{path} holds no run, or one of another version of fedcgd (this one reads format {FORMAT})"
-                )
-            check_tables(connection, _SCHEMA)
+                raise refuse("another-version", path=path, format=FORMAT)
+            check_tables(connection, ";".join((_SCHEMA, *map(_later_schema, _LATER))))
             yield connection
             if unused and (_in_use(path) or path.stat().st_mtime_ns != changed):
-                raise ValueError(f"{path} came into use while it was read; try again")
+                raise refuse("came-into-use", path=path)
     except (sqlite3.DatabaseError, MalformedError) as error:
-        raise ValueError(f"{path} cannot be read as a ledger: {clean(error)}{_advice(path, error)}") from error
+        words = str(error)
+        if "readonly" in words or "unable to open" in words:
+            raise refuse("unreadable-while-in-use", path=path, error=clean(error)) from error
+        if any(part in words for part in ("file is not a database", "no such table: run", "is another one")):
+            raise refuse("another-file", path=path, error=clean(error)) from error
+        raise refuse("damaged", path=path, error=clean(error)) from error
 
 
 def _in_use(path: Path) -> bool:
     return Path(f"{path}-wal").exists()
-
-
-def _advice(path: Path, error: Exception) -> str:
-    if "readonly" in str(error) or "unable to open" in str(error):
-        return f"; its run is going on or was killed: copy it, with {path.name}-wal, to where you may write"
-    if "file is not a database" in str(error) or "no such table: run" in str(error) or "is another one" in str(error):
-        return "; give the file that the run calls its ledger, not the key's or the models beside it"
-    return "; if no whole copy is left, the run counts with all of its plan"
 
 
 def checkpoint(connection: sqlite3.Connection) -> None:
@@ -198,12 +278,73 @@ def pack_ids(ids: NDArray[np.int64]) -> bytes:
     return zlib.compress(np.diff(np.sort(ids), prepend=0).astype("<i8").tobytes(), level=1)
 
 
-_MOST_UNKNOWN = 100_000  # of a cohort's users may be missing from the table of users: they are counted as a problem
-
-
 def unpack_ids(packed: bytes, users: int) -> NDArray[np.int64]:
     """What `pack_ids` packed, where so many `users` are on record. Raises MalformedError for anything else."""
-    unpacked = inflate(packed, 8 * (users + _MOST_UNKNOWN), "a cohort on record")
+    most = users + 100_000  # so many may be missing from the table of users: they are counted as a problem
+    unpacked = inflate(packed, 8 * most, "a cohort on record")
     if len(unpacked) % 8:
         raise MalformedError(f"a cohort on record has {len(unpacked)} bytes, and 8 for each user are expected")
     return np.cumsum(np.frombuffer(unpacked, "<i8"), dtype=np.int64)
+
+
+_held: dict[Path, "RunLock"] = {}
+"""The locks of this process, whose own second start of a run takes the first one's lock over, and shuts that out."""
+
+
+class RunLock:
+    """Held until `close` or the end of the process: one process at a time has a ledger open for writing.
+
+    It is on a file of its own, run.db-lock, because closing the ledger's own would end SQLite's locks.
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        """Raises ValueError, with the other process, if one that lives has the ledger open."""
+        self._path = ledger.with_name(f"{ledger.name}-lock")
+        self._process = os.getpid()
+        before = _held.get(self._path)
+        if before is not None and before._process == self._process:
+            self._before: RunLock | None = before
+            self._file: int | None = None
+        else:  # also in a forked process, which inherits no lock
+            self._before, self._file = None, _locked(self._path, ledger)
+            _held[self._path] = self
+
+    def take_over(self) -> None:
+        """From here on this holds the lock, if another one of this process did: what is refused before leaves it to that one."""
+        if self._before is not None:
+            self._file, self._before._file = self._before._file, None
+            self._before, _held[self._path] = None, self
+
+    def close(self) -> None:
+        """Let others open the ledger."""
+        file, self._file = self._file, None
+        if file is not None and self._process == os.getpid():  # a forked process has none to give back
+            del _held[self._path]
+            self._path.unlink(missing_ok=True)
+            os.close(file)
+
+
+def _locked(path: Path, ledger: Path) -> int | None:
+    """The open and locked file; None where the system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        holder = os.read(file, 200).decode(errors="replace").strip()
+        os.close(file)
+        raise refuse("in-another-process", path=ledger, holder=holder or "unknown") from error
+    except OSError:  # a file system without locks
+        os.close(file)
+        return None
+    with suppress(OSError):
+        if os.path.samestat(path.stat(), os.fstat(file)):
+            with suppress(OSError):  # a full disk: then nobody is told who holds it
+                os.ftruncate(file, 0)
+                os.write(file, f"process {os.getpid()} on {socket.gethostname()}, since {now()}\n".encode())
+            return file
+    os.close(file)  # whoever had it has closed, and removed it
+    return _locked(path, ledger)

@@ -1,31 +1,56 @@
-"""ε derived again from the records of a run alone, and whatever in them contradicts it."""
+"""ε derived again from the records of a run alone, and whatever in them contradicts it or the register of the key."""
 
+import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcgd.accounting import ADJACENCY, Guarantee, JointGuarantee
+from fedcgd.accounting import ADJACENCY, Guarantee, JointGuarantee, gaussian
 from fedcgd.accounting.guarantee import large_delta, rounded_up
-from fedcgd.ledger import model_file
-from fedcgd.ledger.adoption import adoptions
+from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.client_metrics import forwards_client_metrics
-from fedcgd.ledger.consistency import compare_with_register, disorder, table_problems
-from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_plan, with_evaluations
-from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
-from fedcgd.ledger.recorded_run import BUDGET
-from fedcgd.ledger.store import reader, sha256, stored_run, unpack_ids
-from fedcgd.ledger.unreleased import epsilon_if_kept, unreleased_sums
+from fedcgd.ledger.keepers import RecordedKeepers, recorded_keepers
+from fedcgd.ledger.registry import read_register
+from fedcgd.ledger.run_composition import BUDGET, EVALUATION_OF, evaluation_plan, with_evaluations
+from fedcgd.ledger.store import StoredRun, read_later, reader, stored_run, unpack_ids
+from fedcgd.ledger.texts import NAMED, Finding, finding
+from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.noise.keys import NONCE_BYTES
+from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd.support.numbers import plural
+from fedcgd.support.untrusted import clean, parse_json
 
-NO_REGISTER = (
-    "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator has it beside "
-    "the key (noise.key.runs): --register FILE"
-)
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a ledger says of its run besides its plan.
+
+    Attributes:
+        simulated: whether the key came from a simulation seed: then the run is not private, whatever ε says.
+        forwards_client_metrics: whether metrics of its users' data are reported without noise: no ε covers those.
+        identity: "declared" or "authenticated", what tells one user from another; None for a run without nodes.
+        budget: the joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by
+            their streams. Who was in those, their ledgers say: `joint` of them all checks the budget.
+        adopted: when its operator declared it the latest ledger of the run, because the key's register was lost
+            (`fedcgd.ledger.adopt`).
+        users: how many were asked, answered or not.
+        least_users: how many the plan and the planned size of a cohort need, or expect; 0 where that is not on record.
+        said: who ran it, what for and on which data, as its operator noted it in the ledger.
+    """
+
+    simulated: bool
+    forwards_client_metrics: bool
+    identity: str | None
+    budget: dict[str, Any] | None
+    adopted: tuple[Finding, ...]
+    users: int
+    least_users: int
+    said: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,45 +59,34 @@ class Verification:
 
     Attributes:
         released: the rounds that are released.
-        planned: the rounds of the plan.
         whole: ε of the whole run as planned: what is promised whatever decides when it stops.
         guarantee: ε for what has been released, under its `condition` if that is a part of the run; None before the first
             release.
-        simulated: whether the key came from a simulation seed: then the run is not private, whatever ε says.
-        problems: what in the records contradicts each other or the plan; empty if nothing does.
-        budget: the joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by
-            their streams. Who was in those, their ledgers say: `joint` of them all checks the budget.
-        identity: what told one user from another, in words; None for a run without nodes.
         with_evaluations: ε of the whole run and all its private evaluations, if it was begun with some.
-        forwards_client_metrics: whether metrics of its users' data are reported without noise: no ε covers those.
-        adopted: when its operator declared it the latest ledger of the run, because the key's register was lost
-            (`fedcgd.ledger.adopt`).
         keepers: who made the noise, where the server did not, and against whom ε holds.
+        run: what else the ledger says of its run.
+        problems: what in the records contradicts each other or the plan; empty if nothing does.
         notes: what contradicts nothing, and a reviewer has to know or ask about.
-        users: how many were asked, answered or not.
-        least_users: how many the plan and the planned size of a cohort need, or expect; 0 where that is not on record.
     """
 
     released: int
-    planned: int
     whole: Guarantee
     guarantee: Guarantee | None
-    simulated: bool
-    problems: tuple[str, ...]
-    budget: dict[str, Any] | None = None
-    identity: str | None = None
-    with_evaluations: JointGuarantee | None = None
-    forwards_client_metrics: bool = False
-    adopted: tuple[str, ...] = ()
-    keepers: RecordedKeepers | None = None
-    notes: tuple[str, ...] = ()
-    users: int = 0
-    least_users: int = 0
+    with_evaluations: JointGuarantee | None
+    keepers: RecordedKeepers | None
+    run: RunFacts
+    problems: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+
+    @property
+    def planned(self) -> int:
+        """The rounds of the plan."""
+        return self.whole.rounds
 
     @property
     def delta_note(self) -> str | None:
         """What to say of a δ that is large for the users on record and planned; None if it is not."""
-        return large_delta(self.whole.delta, max(self.users, self.least_users))
+        return large_delta(self.whole.delta, max(self.run.users, self.run.least_users))
 
     @property
     def noiseless(self) -> bool:
@@ -83,7 +97,11 @@ class Verification:
         """All of it as JSON-able values."""
         parts = {name: getattr(self, name) for name in ("whole", "guarantee", "with_evaluations", "keepers")}
         return {
-            **vars(self),
+            **vars(self.run),
+            "released": self.released,
+            "planned": self.planned,
+            "problems": self.problems,
+            "notes": self.notes,
             **{name: part and part.to_description() for name, part in parts.items()},
             "noiseless": self.noiseless,
             "delta_note": self.delta_note,
@@ -117,90 +135,67 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
     """As `verify`, of the ledger's own file alone: what ε of a run is, its last model's file does not say."""
     with reader(path) as connection:
         run = stored_run(connection)
-        plan = Plan.from_description(run.planned)
-        problems = []
-        if run.configuration_hash != sha256(f"{run.plan} {run.configuration}"):
-            problems.append("the plan and the configuration are not those whose hash is on record")
-        rows = connection.execute(
-            "SELECT round, attempt FROM attempts WHERE state IN ('released', 'spent') ORDER BY round"
-        ).fetchall()
-        released = len(rows)
-        if [round for round, _ in rows] != list(range(released)):
-            problems.append(f"the released rounds are not 1 … {released}, once each")
-        if released > plan.participation.rounds:
-            problems.append(
-                f"{plural(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
-            )
-        # Nonces are 128 random bits, and equal by no chance; of a simulation, numbers of tries.
-        key = "nonce" if not run.simulated else "round, nonce"
-        (doubled,) = connection.execute(
-            f"SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY {key} HAVING count(*) > 1)"  # noqa: S608
-        ).fetchone()
-        if doubled:
-            problems.append(plural(doubled, "nonce is", "nonces are") + " on record for two sums")
-        problems += _participation_problems(connection, plan)
-        problems += table_problems(connection)
-        settings = run.settings
+        plan, settings = Plan.from_description(run.planned), run.settings
+        released = attempts.count_released(connection)
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
-        notes = _notes(connection, plan, evaluations=EVALUATION_OF in settings)
-        if settings.get("kind") == "central":
-            notes.append(
-                "central training: a user is one example, named by its row number. ε does not cover a person with several rows "
-                "as a whole, and runs compose row by row"
-            )
-        if register is not None:
-            differing, asked = compare_with_register(connection, Path(register))
-            problems += differing
-            notes += asked
-        adopted = adoptions(connection)
-        forwards = forwards_client_metrics(connection, settings)
+        problems = []
+        if run.configuration_hash != run.defined.configuration_hash:
+            problems.append(finding("another-hash"))
+        if released > plan.participation.rounds:
+            problems.append(finding("too-many-rounds", released=released, planned=plan.participation.rounds))
+        problems += _table_problems(connection, run) + _participation_problems(connection, plan, users)
         keepers, of_keepers = recorded_keepers(connection, settings, plan)
-        problems += of_keepers
+        notes = _notes(connection, plan, settings)
+        differing, asked = ([], []) if register is None else _compare_with_register(connection, run, Path(register))
+        facts = RunFacts(
+            simulated=bool(run.defined.simulated),
+            forwards_client_metrics=forwards_client_metrics(connection, settings),
+            identity=settings.get("identity") and clean(settings["identity"]),
+            budget=settings.get(BUDGET),
+            adopted=tuple(
+                finding("adopted", at=clean(at, 10), rounds=rounds)
+                for at, rounds, _ in read_later(connection, "adoptions")
+            ),
+            users=users,
+            least_users=plan.participation.users_for(settings.get("cohort_size", 0)),
+            said={clean(name): clean(text) for name, text in read_later(connection, "notes")},
+        )
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
         released=released,
-        planned=plan.participation.rounds,
         whole=plan.guarantee(),
         guarantee=plan.guarantee(released=within) if within else None,
-        simulated=bool(run.simulated),
-        problems=tuple(problems),
-        budget=settings.get(BUDGET),
-        identity=identity_of(settings),
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
-        forwards_client_metrics=forwards,
-        adopted=adopted,
         keepers=keepers,
-        notes=tuple(notes),
-        users=users,
-        least_users=plan.participation.users_for(settings.get("cohort_size", 0)),
+        run=facts,
+        problems=(*problems, *differing, *of_keepers),
+        notes=(*notes, *asked),
     )
 
 
-def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> list[str]:
+def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, Any]) -> list[Finding]:
     notes = []
-    rounds = () if evaluations else unreleased_sums(connection)  # those of an evaluation nobody sees
+    rounds = () if EVALUATION_OF in settings else unreleased_sums(connection)  # those of an evaluation nobody sees
     if rounds:
-        sums = plural(len(rounds), "noised sum", "noised sums")
-        which = f"{', '.join(str(round + 1) for round in rounds[:_NAMED])}{', …' * (len(rounds) > _NAMED)}"
+        which = f"{', '.join(str(round + 1) for round in rounds[:NAMED])}{', …' * (len(rounds) > NAMED)}"
+        kept, whole = rounded_up(epsilon_if_kept(plan, rounds)), rounded_up(plan.guarantee().epsilon)
+        delta = rounded_up(plan.delta, 6)
         notes.append(
-            f"{sums} may have reached the inner strategy and {'is' if len(rounds) == 1 else 'are'} no release (of round "
-            f"{which}): if what it saw there was kept, ε of the whole run is at most "
-            f"{rounded_up(epsilon_if_kept(plan, rounds))} at δ = {rounded_up(plan.delta, 6)} ({ADJACENCY}; secret rounds count "
-            f"as known; exact Gaussian mechanism), and not {rounded_up(plan.guarantee().epsilon)}"
+            finding(
+                "kept-sums", sums=len(rounds), rounds=which, kept=kept, delta=delta, adjacency=ADJACENCY, whole=whole
+            )
         )
-    if earlier := disorder(connection):
-        notes.append(
-            f"{plural(earlier, 'time is', 'times are')} on record before one that they must follow: the server's clock was set "
-            "back, or the record was changed"
-        )
+    if earlier := connection.execute(_DISORDER).fetchone()[0]:
+        notes.append(finding("disorder", times=earlier))
+    for at, released, _ in read_later(connection, "places")[1:]:
+        notes.append(finding("another-place", at=clean(at, 10), rounds=released))
+    if settings.get("kind") == "central":
+        notes.append(finding("central"))
     return notes
 
 
-_NAMED = 5  # rounds that a note names
-
-
-def compare_model_file(path: Path) -> tuple[list[str], list[str]]:
+def compare_model_file(path: Path) -> tuple[list[Finding], list[Finding]]:
     """(Problem, note) about the file of the last model."""
     with reader(path) as connection:
         latest = model_file.described(connection)
@@ -212,13 +207,90 @@ def compare_model_file(path: Path) -> tuple[list[str], list[str]]:
             return [], []  # the run went on meanwhile
     name = latest.file(path).name
     if found == "missing":
-        return [], [f"the last model, {name}, is not beside the ledger, and was not compared"]
-    return [f"{name} is not the model that was released last: it was changed, or is of another round or run"], []
+        return [], [finding("model-not-there", name=name)]
+    return [finding("model-differs", name=name)], []
 
 
-def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[str]:
+_COUNTED = "(SELECT count(*) FROM attempts WHERE state IN ('released', 'spent'))"
+
+_TRIES = """(SELECT *,
+    coalesce(sum(state IN ('released', 'spent')) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS turn,
+    coalesce(lag(id) OVER (ORDER BY id), 0) AS last,
+    CASE WHEN lag(state) OVER (ORDER BY id) IN ('released', 'spent') THEN 0
+        ELSE coalesce(lag(attempt) OVER (ORDER BY id) + 1, 0) END AS next,
+    id > min(id) OVER () AND lag(ended) OVER (ORDER BY id) IS NULL AS left_open
+    FROM attempts)"""
+"""Every attempt with the number of rounds that were over before it, the one before, the number that it should have, and whether
+the one before had no end."""
+
+_MOMENTS = """(SELECT -1 AS place, 0 AS part, created AS at FROM run
+    UNION ALL SELECT id, 1, planned FROM attempts UNION ALL SELECT id, 2, aggregated FROM attempts
+    UNION ALL SELECT id, 3, ended FROM attempts UNION ALL SELECT 1e18, 4, sealed FROM run)"""
+"""Every time on record, each before the next; those of skips are beside these."""
+
+_READABLE = "at GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-*T*' AND julianday(at) IS NOT NULL"
+
+_CHECKS = {
+    "gaps": """SELECT count(*) FROM (SELECT round, row_number() OVER (ORDER BY round) - 1 AS place FROM attempts
+        WHERE state IN ('released', 'spent')) WHERE round != place""",
+    "two-sums": """SELECT count(*) FROM (SELECT 1 FROM attempts, run WHERE nonce IS NOT NULL
+        GROUP BY nonce, CASE WHEN simulated THEN attempts.round END HAVING count(*) > 1)""",
+    "another-turn": f"SELECT count(*) FROM {_TRIES} WHERE round != turn",
+    "attempts-missing": f"SELECT count(*) FROM {_TRIES} WHERE id != last + 1 OR (round = turn AND attempt != next)",
+    "no-nonce": "SELECT count(*) FROM attempts WHERE state IN ('released', 'spent') AND nonce IS NULL",
+    "another-state": """SELECT count(*) FROM attempts WHERE NOT (state IN ('released', 'spent') AND nonce IS NULL) AND (
+        (nonce IS NULL) != (aggregated IS NULL)
+        OR (state != 'abandoned' AND (aggregated IS NULL) != (state = 'planned'))
+        OR (ended IS NULL) != (state IN ('planned', 'aggregated', 'opening')))""",
+    "left-open": f"SELECT count(*) FROM {_TRIES} WHERE left_open",
+    "skips-missing": """SELECT (SELECT count(*) != coalesce(max(id), 0) OR coalesce(min(id), 1) != 1 FROM skips)
+        OR EXISTS (SELECT 1 FROM skips AS one JOIN skips AS next ON next.id = one.id + 1 WHERE next.round < one.round)""",
+    "skipped-early": f"SELECT count(*) FROM skips WHERE round NOT BETWEEN 0 AND {_COUNTED}",
+    "users-missing": "SELECT count(*) != coalesce(max(id), 0) FROM users",
+    "metrics-of-none": f"SELECT count(*) FROM metrics WHERE release NOT BETWEEN 0 AND {_COUNTED}",
+    "metrics-of-no-model": f"""SELECT count(*) FROM metrics WHERE kind = 'train' AND release BETWEEN 0 AND {_COUNTED}
+        AND release - 1 NOT IN (SELECT round FROM attempts WHERE state = 'released')""",
+    "opened-and-undone": """SELECT count(*) FROM openings LEFT JOIN attempts USING (round, attempt)
+        WHERE coalesce(state, '') NOT IN ('opening', 'released', 'spent')""",
+    "spent-unasked": """SELECT count(*) FROM attempts LEFT JOIN openings USING (round, attempt)
+        WHERE state IN ('opening', 'spent') AND list_hash IS NULL""",
+    "made-up-stream": """SELECT count(*) FROM run WHERE NOT simulated
+        AND (length(stream_id) != 32 OR stream_id GLOB '*[^0-9a-f]*')""",
+    "made-up-fingerprint": "SELECT count(*) FROM run WHERE key_fingerprint GLOB '*[^0-9a-f]*'",
+    "sealed-in-flight": """SELECT count(*) FROM attempts, run
+        WHERE sealed IS NOT NULL AND state IN ('planned', 'aggregated', 'opening')""",
+    "unreadable-times": f"""SELECT count(DISTINCT at) FROM (SELECT at FROM {_MOMENTS} UNION ALL SELECT at FROM skips)
+        WHERE at IS NOT NULL AND NOT ({_READABLE})""",
+}
+"""Reason → how often the tables of a ledger say what cannot be true."""
+
+_DISORDER = f"""SELECT
+    (SELECT count(*) FROM (SELECT at, lag(at) OVER (ORDER BY place, part) AS before FROM {_MOMENTS} WHERE {_READABLE})
+        WHERE julianday(at) < julianday(before))
+    + (SELECT coalesce(sum((julianday(at) < julianday(coalesce(before.ended, created)))
+            + coalesce(julianday(after.ended) < julianday(at), 0)), 0)
+        FROM skips, run LEFT JOIN attempts AS before ON before.round = skips.round - 1 AND before.state IN ('released', 'spent')
+        LEFT JOIN attempts AS after ON after.round = skips.round AND after.state IN ('released', 'spent'))"""
+"""How many times on record are before the one that they must follow: a clock was set back, or somebody wrote them."""
+
+
+def _table_problems(connection: sqlite3.Connection, run: StoredRun) -> list[Finding]:
+    """What the tables of a ledger say that cannot all be true."""
+    numbers = {reason: connection.execute(query).fetchone()[0] for reason, query in _CHECKS.items()}
+    told = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train'")
+    numbers["metrics-of-others"] = sum(
+        parse_json(data, dict, "a metric on record").get("releases", release) != release for release, data in told
+    )
+    found = [finding(reason, number=number, run=run) for reason, number in numbers.items() if number]
+    latest, models = model_file.described(connection), model_file.count_models(connection)
+    if (latest is None) != (models == 0) or (latest is not None and latest.round != models - 1):
+        here = "none" if latest is None else f"number {latest.round + 1}"
+        found.append(finding("last-model", here=here, models=models))
+    return found
+
+
+def _participation_problems(connection: sqlite3.Connection, plan: Plan, users: int) -> list[Finding]:
     k, b = plan.participation.participations, plan.participation.min_separation
-    (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
     size = users + 1  # numbers are 1, 2, … without gaps
     counts = np.zeros(size, np.int64)
     last = np.full(size, -b, np.int64)
@@ -240,33 +312,93 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
     in_place = "SELECT id, participations, last_round FROM users WHERE id BETWEEN 1 AND ?"
     for number, count, last_round in connection.execute(in_place, (users,)):
         stored[:, number] = count, last_round
-    differing = int(((stored[0] != counts) | (stored[1] != last)).sum())
     found = {
-        (f"user took part more than {k} times", f"users took part more than {k} times"): int((counts > k).sum()),
-        ("time", "times", f" a user took part less than {b} rounds after the last"): too_close,
-        ("time", "times", f" a user took part in another than its bin (round modulo {b})"): (
-            in_two_bins * plan.participation.scheme.has_bins
-        ),
-        ("user has counters that differ", "users have counters that differ", " from the cohorts on record"): differing,
-        ("user who was asked is", "users who were asked are", " not in the table of users"): len(unknown),
+        "more-participations": int((counts > k).sum()),
+        "too-close": too_close,
+        "two-bins": in_two_bins * plan.participation.scheme.has_bins,
+        "other-counters": int(((stored[0] != counts) | (stored[1] != last)).sum()),
+        "users-unknown": len(unknown),
     }
-    return [plural(number, words[0], words[1]) + "".join(words[2:]) for words, number in found.items() if number]
+    return [finding(reason, number=number, k=k, b=b) for reason, number in found.items() if number]
 
 
-_WORDS = {
-    "declared": (
-        'whoever a node says (identity "declared"): each name that a node gives is a user. A node that is registered at the '
-        "SuperLink keeps the users that it named first, and one with clipped_update_mod stays one user, all run long. What pools "
-        "of many users, and nodes that are not registered, say is believed, also if they come back and name others. A person "
-        "with two names counts as two users, each with this ε"
-    ),
-    "authenticated": (
-        'a node that is registered at the SuperLink (identity "authenticated"), by its name there. A person who registers two '
-        "keys counts as two users, each with this ε"
-    ),
-}
+def _compare_with_register(
+    connection: sqlite3.Connection, run: StoredRun, register: Path
+) -> tuple[list[Finding], list[Finding]]:
+    """Where a ledger differs from what the register of its key's runs knows of the run: what contradicts it, and what to ask.
+
+    The register is written after the ledger: a crash in between leaves the ledger one round ahead, and no more. A seal that it
+    does not know is no contradiction: `seal` without the key file writes into the ledger alone.
+
+    Raises ValueError if there is no register at `register`.
+    """
+    known = next((one for one in read_register(register) if one.stream_id == run.stream_id), None)
+    if known is None:
+        return [finding("register-does-not-know", register=register)], []
+    nonces = attempts.nonces_of(connection)
+    here, there = len(nonces), known.released
+    last = nonces[there - 1].to_bytes(NONCE_BYTES, "big") if 0 < there <= here else None
+    found = {
+        "register-has-other-settings": known.settings != run.defined.run_hash,
+        "register-has-more": here < there,
+        "register-has-less": here > there + 1,
+        "register-has-another-nonce": there <= here <= there + 1 and last != known.nonce and there > 0,
+        "register-has-a-seal": known.sealed is not None and run.sealed is None,
+    }
+    facts = {"register": register, "here": here, "there": there, "sealed": clean(known.sealed)}
+    asked = [finding("seal-unknown", register=register, sealed=run.sealed)] if run.sealed and not known.sealed else []
+    return [finding(reason, **facts) for reason, wrong in found.items() if wrong], asked
 
 
-def identity_of(configuration: Mapping[str, Any]) -> str | None:
-    """What tells one user of a run from another, from the run's configuration; None if it has no nodes."""
-    return _WORDS.get(str(configuration.get("identity")))
+def unreleased_sums(connection: sqlite3.Connection) -> tuple[int, ...]:
+    """The round of every attempt whose sum got noise from the server and is no release: of those that failed after that."""
+    rows = connection.execute(
+        "SELECT round FROM attempts WHERE state = 'aggregated' OR (state = 'abandoned' AND nonce IS NOT NULL) ORDER BY id"
+    )
+    return tuple(round for (round,) in rows)
+
+
+def epsilon_if_kept(plan: Plan, rounds: Sequence[int]) -> float:
+    """ε at the plan's δ of the whole run and one noised sum more for each of `rounds`, whatever the plan's sampling hides.
+
+    Adjacency: zero out one user. ∞ without noise. Secret rounds count as known.
+
+    The inner strategy sees a round's noised mean before the release is on record. If the server is killed then, the round is
+    tried again, with other noise for the vector Z of that round. A copy that was kept is then one more output of the run.
+
+    Let the copy be of round t. It is y = x' + ζσ·(C⁻¹Z)_t with a fresh Z_t and the Z_s of the earlier releases. Given those
+    releases it has the same information as Σ_{s<t} C[t, s]·x_s + C[t, t]·x' + ζσ·Z_t: one more row of CX, with noise of its
+    own. So releases and copies together are one Gaussian mechanism, whose matrix is lower-triangular in the order in which
+    they were made (so that updates may depend on what came before), and whose squared sensitivity is that of C and, for each
+    copy, the square of the most that one user moves row t of CX: Σ_j |C[t, p_j]| over rounds p_j ≤ t that are at least b
+    apart, at most k of them. Also a user who is not in that sum is in the row.
+    """
+    if plan.noiseless:
+        return math.inf
+    reach = sensitivity(plan.mechanism, plan.participation).value
+    squares = reach**2 + sum(row_reach(plan.mechanism, plan.participation, round) ** 2 for round in rounds)
+    together = math.sqrt(squares) * (1 + 1e-9)  # rounding
+    return max(plan.guarantee().epsilon, gaussian.epsilon(sigma=plan.noise_multiplier / together, delta=plan.delta))
+
+
+def row_reach(mechanism: Mechanism, participation: Participation, round: int) -> float:
+    """max Σ_j |C[t, p_j]| over rounds p_j ≤ t = `round` that one user may take part in, or an upper bound of it.
+
+    Exact where |C[t, s]| does not fall with s; else for the least such row above it.
+    """
+    k, b = participation.participations, participation.min_separation
+    rising = np.maximum.accumulate(_row(mechanism, round, participation.rounds))
+    return float(np.sum(rising[::-1][::b][:k]))
+
+
+def _row(mechanism: Mechanism, round: int, rounds: int) -> Vector:
+    """|C[t, 0 … t]|."""
+    if isinstance(mechanism, Toeplitz):
+        row = np.asarray(mechanism.coefficients(rounds), np.float64)[: round + 1][::-1]
+    else:
+        at_once = 64  # columns
+        starts = range(0, round + 1, at_once)
+        blocks = (mechanism.columns(rounds, np.arange(i, min(i + at_once, round + 1)))[round] for i in starts)
+        row = np.concatenate(list(blocks))
+    size: Vector = np.abs(row)
+    return size

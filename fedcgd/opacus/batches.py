@@ -1,4 +1,4 @@
-"""Which examples are in which step: a batch sampler over the rounds that the plan's participation draws."""
+"""The batches of a run's rounds as a data loader gives them: drawn by the key, in parts, empty ones too, in several copies."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -6,95 +6,70 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from fedcgd.opacus.independence import same_random_numbers
-from fedcgd.opacus.release_tracker import ReleaseTracker
-from fedcgd.participation import Participation
+from fedcgd.opacus.private_run import PrivateRun
+from fedcgd.opacus.rounds import Rounds
 from fedcgd.participation.batches import ExampleRounds
 from fedcgd.participation.samplings import Rows
 
 
 class RoundBatches(BatchSampler):
-    """The batches of one epoch of `steps` rounds, from the first round that has not been released yet, each in `parts` parts.
+    """The batches of one epoch, from the first round that has not been released yet, each in the parts of this process.
 
     An epoch that was left early goes on where it stopped. A batch is issued only when the one before it has been released, and
-    to the loop that began last (see `ReleaseTracker`). After the last round RuntimeError is raised.
-
-    They are those of `ExampleRounds`: pure functions of the secret that `key(run)` returns. The run may change when a checkpoint
-    is loaded.
+    to the loop that began last (see `Rounds`). After the last round StepError is raised.
 
     A `torch.utils.data.BatchSampler` by its `batch_size`, the expected one, from which `BatchMemoryManager` finds how many
     physical batches there are.
+
+    Args:
+        run: whose plan and key draw the batches (`ExampleRounds`).
+        rounds: issue them.
+        fixed_split: the examples of each round of an epoch; by default they are drawn.
     """
 
-    def __init__(
-        self,
-        participation: Participation,
-        examples: int,
-        steps: int,
-        key: Callable[[str], bytes],
-        tracker: ReleaseTracker,
-        parts: int = 1,
-        fixed_split: list[Rows] | None = None,
-        *,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        """The batches of a run.
-
-        Args:
-            participation: that of the plan.
-            examples: how many there are.
-            steps: rounds of an epoch.
-            key: by a run's name the secret that decides its batches.
-            tracker: issues them.
-            parts: how many batches the loaders give for a round, all together.
-            fixed_split: with the sampling "none", the examples of each round of an epoch; by default drawn by the key.
-            rank: which of the processes this is: each has `parts` / `ranks` parts of each round.
-            ranks: how many processes there are, all with the same secret.
-        """
-        self.batch_size = -(-examples // (steps * parts))
+    def __init__(self, run: PrivateRun, rounds: Rounds, fixed_split: list[Rows] | None = None) -> None:
+        epoch = run.epoch
+        self.batch_size = -(-epoch.examples // (epoch.steps * epoch.parts))
         self.drop_last = False
-        self._fixed_split = fixed_split
-        self._participation = participation
-        self._examples = examples
-        self._steps = steps
-        self.tracker = tracker
-        self._key = key
-        self.parts = parts // ranks
-        self._ranks, self._rank = ranks, rank
-        self._rounds: ExampleRounds | None = None
-        self.ahead: deque[tuple[int, int]] | None = None
-        """Set by a `RoundLoader` that issues batches itself: the sizes of batches that this sampler prepared for it, and of the
-        rounds' whole batches."""
+        self.rounds, self.parts = rounds, epoch.parts // run.ranks.count
+        self._run, self._fixed_split = run, fixed_split
+        self._drawn: tuple[str, ExampleRounds] | None = None
+        self.ahead: deque[tuple[Rows, int]] | None = None
+        """Set by a `RoundLoader` that issues batches itself: the rows of rounds that this sampler has prepared for it, and how
+        many of them are in each part."""
 
     def __len__(self) -> int:
-        return self._steps * self.parts
+        return self._run.epoch.steps * self.parts
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._epoch(self.tracker.enter(), self.tracker.released, self.ahead)
+        return self._epoch(self.rounds.enter(), self.rounds.next, self.ahead)
 
-    def _epoch(self, loop: int, start: int, ahead: deque[tuple[int, int]] | None) -> Iterator[list[int]]:
-        end = min((start // self._steps + 1) * self._steps, self._participation.rounds)
-        for round in range(start, end):
-            batch = self.batch(round)
-            mine = np.array_split(batch, self.parts * self._ranks)[self._rank * self.parts :][: self.parts]
+    def _epoch(self, loop: int, start: int, ahead: deque[tuple[Rows, int]] | None) -> Iterator[list[int]]:
+        steps, ranks = self._run.epoch.steps, self._run.ranks
+        for round in range(start, min((start // steps + 1) * steps, self._run.plan.participation.rounds)):
+            if self.rounds.is_over(loop, round):
+                return
+            rows = self.rows(round)
+            mine = np.array_split(rows, self.parts * ranks.count)[ranks.rank * self.parts :][: self.parts]
             for i, part in enumerate(mine):
                 if ahead is None:
-                    self.tracker.issue_batch(loop, round, len(part), part=i, parts=self.parts, whole=len(batch))
+                    self.rounds.issue(loop, round, rows, len(part), (i, self.parts))
                 else:
-                    ahead.append((len(part), len(batch)))
+                    ahead.append((rows, len(part)))
                 yield part.tolist()
 
-    def batch(self, round: int) -> Rows:
-        """The examples of one round, in increasing order."""
+    def rows(self, round: int) -> Rows:
+        """The examples of one round, in increasing order but for a fixed split."""
         if self._fixed_split is not None:
             return self._fixed_split[round % len(self._fixed_split)]
-        key = self._key(self.tracker.run)
-        if self._rounds is None or self._rounds.key != key:
-            self._rounds = ExampleRounds(self._participation, self._examples, key, self._steps)
-        return self._rounds.rows(round)
+        run = self.rounds.releases.run  # which may be another when a checkpoint is loaded
+        if self._drawn is None or self._drawn[0] != run:
+            epoch, secret = self._run.epoch, self._run.key.choices_of(run)
+            self._drawn = run, ExampleRounds(self._run.plan.participation, epoch.examples, secret, epoch.steps)
+        return self._drawn[1].rows(round)
 
 
 class RoundLoader(DataLoader[Any]):
@@ -105,20 +80,21 @@ class RoundLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = self.batch_sampler
-        ahead: deque[tuple[int, int]] = deque()
+        ahead: deque[tuple[Rows, int]] = deque()
         batches.ahead = ahead
         try:
             prepared = super().__iter__()
         finally:
             batches.ahead = None
-        return self._in_turn(prepared, ahead, batches.tracker.loop, batches.tracker.released)
+        return self._in_turn(prepared, ahead, batches.rounds.loop, batches.rounds.next)
 
-    def _in_turn(self, prepared: Iterator[Any], ahead: deque[tuple[int, int]], loop: int, first: int) -> Iterator[Any]:
+    def _in_turn(self, prepared: Iterator[Any], ahead: deque[tuple[Rows, int]], loop: int, first: int) -> Iterator[Any]:
         batches = self.batch_sampler
         for i, batch in enumerate(prepared):
             round, part = first + i // batches.parts, i % batches.parts
-            examples, whole = ahead.popleft()
-            batches.tracker.issue_batch(loop, round, examples, part=part, parts=batches.parts, whole=whole)
+            if batches.rounds.is_over(loop, round):
+                return
+            batches.rounds.issue(loop, round, *ahead.popleft(), (part, batches.parts))
             self.collate_fn.note(batch)
             yield batch
 
@@ -210,19 +186,31 @@ class CopiedExamples(Dataset[list[Any]]):
         return [example, *(self.dataset[index] for _ in range(self.copies - 1))]
 
 
-def loader_over(data_loader: DataLoader[Any], batches: RoundBatches, batch_first: bool, copies: int) -> RoundLoader:
-    """The data set of `data_loader` in `batches`, with its other settings; each example in so many copies."""
-    collate, dataset = data_loader.collate_fn, data_loader.dataset
+def private_loader(data_loader: DataLoader[Any], run: PrivateRun, rounds: Rounds) -> RoundLoader:
+    """The data set of `data_loader` in the batches that the key draws, with its other settings.
+
+    For debugging (no noise, nothing secret) they are those of a loader without shuffling, in its order.
+    """
+    collate, dataset, copies = data_loader.collate_fn, data_loader.dataset, run.gradients.copies
     if isinstance(dataset, CopiedExamples):
         dataset = dataset.dataset
     if copies > 1:
         dataset = CopiedExamples(dataset, copies)
     if isinstance(collate, BatchCollation):
         collate = collate.wrapped_collator_fn
+    in_order = None
+    if (
+        run.plan.noiseless
+        and run.plan.participation.expected_rate is None
+        and type(data_loader.sampler) is SequentialSampler
+    ):
+        batches = [np.array(batch, dtype=np.intp) for batch in data_loader.batch_sampler]  # type: ignore[union-attr]
+        several = len(batches) // run.epoch.steps
+        in_order = [np.concatenate(batches[i : i + several]) for i in range(0, len(batches), several)]
     return RoundLoader(
         dataset,
-        batch_sampler=batches,
-        collate_fn=BatchCollation(collate, dataset, batch_first, copies),
+        batch_sampler=RoundBatches(run, rounds, in_order),
+        collate_fn=BatchCollation(collate, dataset, run.gradients.batch_first, copies),
         num_workers=data_loader.num_workers,
         pin_memory=data_loader.pin_memory,
         worker_init_fn=data_loader.worker_init_fn,
@@ -230,12 +218,3 @@ def loader_over(data_loader: DataLoader[Any], batches: RoundBatches, batch_first
         prefetch_factor=data_loader.prefetch_factor,
         persistent_workers=False,  # workers of the last epoch would run ahead with its rounds
     )
-
-
-def split_in_order(data_loader: DataLoader[Any], accumulation_steps: int) -> list[Rows]:
-    """The examples of each round of an epoch as a loader without shuffling has them: in its order, in its batches."""
-    batches = [np.array(batch, dtype=np.intp) for batch in data_loader.batch_sampler]  # type: ignore[union-attr]
-    return [
-        np.concatenate(batches[start : start + accumulation_steps])
-        for start in range(0, len(batches), accumulation_steps)
-    ]

@@ -1,13 +1,13 @@
 """Σ_i min(1, ζ′/‖g_i‖)·g_i over the examples of a batch, from gradients as Opacus leaves them, with a proven bound.
 
 Guarantee: leaving one example out of a round (of a size that `check_size` allows) moves the round's sum by at most ζ in L2 norm,
-also after rounding to a grid whose step is at most `GRID_LOSS`·ζ/√d for d coordinates. The sum aims at
+also after rounding to a grid whose step is at most 2⁻¹⁷·ζ/√d for d coordinates. The sum aims at
 ζ′ = ζ·(1 − `MARGIN`), and MARGIN = 6.1e-5 covers, relative to ζ:
 
 - 0.8e-5: norms. Squares are summed in float32 over blocks of 256 entries, in whatever order: at most 258 roundings of 2⁻²⁴
   each, halved by the root; everything after that is float64. 0.4e-5: entries whose squares underflow, below 2⁻⁶³ each, as
-  ζ is at least 2⁻³⁰ and a gradient has less than 2³⁰ entries. For a smaller ζ, where squares overflow, and in machine code,
-  squares are float64.
+  ζ is at least 2⁻³⁰ and a gradient has less than 2³⁰ entries. For a smaller ζ, and where squares overflow, squares are
+  float64.
 - 1.5e-5 = 2⁻¹⁶: the sum, made in float64. With k additions to a coordinate, in any order, its error is at most
   k·2⁻⁵³·Σ_i ‖term i‖; it counts twice, with and without the example. 2¹⁸ examples give 2·2³⁶·2⁻⁵³.
 - 0.8e-5: the grid. Rounding to the nearest moves each of the two sums by half a step in each coordinate. Where a batch comes in
@@ -22,18 +22,15 @@ float64, 2⁻¹⁸·(Σ_t ‖b_t‖‖a_t‖)² is added: more than the Gram sum
 norm. For m examples of length T the sum has k ≤ 4096 + m·T/4096 + m, and m·k ≤ 2²⁷ makes 2·2²⁷·2⁹·2⁻⁵³ = 2⁻¹⁶ again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedcgd.opacus.row_passes import add_rows, gpu_add_rows, passes_for
-from fedcgd.opacus.row_passes import norms as row_norms
-
 MARGIN = 2.0**-14
-GRID_LOSS = 2.0**-17
 
 _MOST_EXAMPLES = 2**18
 _MOST_TERMS = 2**27
@@ -78,8 +75,6 @@ class DenseGradients:
         self.values = self.values.detach().reshape(self.examples, -1 if self.examples else 0)
 
     def norms(self, fast: bool) -> Tensor:
-        if (passes := passes_for(self.values)) is not None:
-            return row_norms(passes, self.values)[:, None]
         few = self.values.shape[1] < _BLOCK  # then a GPU waits for launches only
         if not self.examples or not fast or few or self.values.dtype == torch.float64:
             norms: Tensor = torch.linalg.vector_norm(
@@ -99,9 +94,6 @@ class DenseGradients:
         factors = factors if usable is None else factors[usable]
         if not len(values):
             return
-        if (passes := passes_for(values)) is not None:
-            add_rows(passes, total, values, factors)
-            return
         if (add := gpu_add_rows(values.device)) is not None:
             add(total, values.contiguous(), factors.contiguous())
             return
@@ -113,6 +105,24 @@ class DenseGradients:
 
     def averaged(self, copies: int) -> "DenseGradients":
         return DenseGradients(self.values.view(-1, copies, *self.values.shape[1:]).mean(1))
+
+
+@cache
+def gpu_add_rows(device: torch.device) -> Callable[[Tensor, Tensor, Tensor], None] | None:
+    """(total, values, factors): total += Σ_i factors[i]·values[i] on `device`; None on a CPU, and where Triton cannot do it."""
+    if device.type == "cpu":
+        return None
+    try:
+        from fedcgd.opacus.gpu_code import add_rows
+
+        values = torch.sin(torch.arange(3 * 2077, device=device, dtype=torch.float32)).view(3, -1)
+        factors = torch.tensor([0.1, 1e6, -0.7], dtype=torch.float64, device=device)
+        total, expected = (torch.ones(2077, dtype=torch.float64, device=device) for _ in range(2))
+        add_rows(total, values, factors)
+        expected += torch.mv(values.double().T, factors)
+        return add_rows if torch.allclose(total, expected, rtol=1e-12, atol=1e-9) else None
+    except Exception:  # whatever a compiler can raise for a device that it does not know; `gpu_kernels` warns of it
+        return None
 
 
 @dataclass

@@ -1,48 +1,42 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
 import pickle
-import secrets
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from opacus import PrivacyEngine
 from opacus.accountants import create_accountant
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
+from opacus.optimizers import DPOptimizer
 from torch import nn, optim
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
+from fedcgd.central.ranks import Ranks
+from fedcgd.central.releases import Releases
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus.accountant import NullAccountant, RunAccountant
+from fedcgd.opacus.batches import private_loader
 from fedcgd.opacus.buffers import FirstBuffers
-from fedcgd.opacus.earlier_runs import RunExamples, attach, detach_earlier_runs
 from fedcgd.opacus.first_batches import FirstBatches
-from fedcgd.opacus.ghost import GhostLoss, GhostModule
+from fedcgd.opacus.ghost import GhostLoss, GhostModule, with_sample_gradients
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
-from fedcgd.opacus.plan_arguments import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
-from fedcgd.opacus.private_run import GradientSettings, PrivateRun
-from fedcgd.opacus.ranks import Ranks, ranks_of
-from fedcgd.opacus.release_record import ReleaseRecord
-from fedcgd.opacus.release_tracker import NullAccountant, ReleaseTracker
-from fedcgd.opacus.round_noise import RoundNoise
+from fedcgd.opacus.overlap import RunExamples, attach, detach_earlier_runs
+from fedcgd.opacus.plan_arguments import check_clipping, chosen_sampling, plan_from, plan_of, workload_of
+from fedcgd.opacus.private_run import Epoch, GradientSettings, PrivateRun
+from fedcgd.opacus.rounds import Rounds
 from fedcgd.opacus.shards import Shards, check_shards, refuse_shards, reshard
-from fedcgd.opacus.validation import (
-    check_fits,
-    check_loader,
-    check_module,
-    check_parts,
-    refuse_schedulers,
-)
+from fedcgd.opacus.validation import check_fits, check_module, epoch_of, refuse_schedulers
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseMode
-
-_LARGE_NORM = 1e4
 
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
@@ -65,13 +59,13 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     publishes rounds twice, with fresh noise, and ε counts them once.
 
     Guarantee: a step releases, once, the gradients of exactly the examples that the loader issued for its round, each clipped
-    to the plan's norm over exactly the parameters that move (see `ReleaseTracker` and `fedcgd.opacus.clipped_sum`), and what is
-    not trained stays what it was (`ModelState`); anything else that the engine can see raises before noise is drawn. It cannot
+    to the plan's norm over exactly the parameters that move (`fedcgd.opacus.rounds`, `fedcgd.opacus.clipped_sum`), and buffers
+    stay what they were; anything else that the engine can see raises before noise is drawn. It cannot
     see whether the loss of an example depends on others (`check_independence` and docs/independence.md say what it can see, and
     docs/central.md where arguments and answers differ from Opacus'). Batches are divided by their expected size.
 
     A model in Opacus' `DifferentiallyPrivateDistributedDataParallel` is trained by all processes of its group, each with its
-    share of every batch and of the noise (`fedcgd.opacus.ranks`, docs/guides/distributed.md). One in torch's `fully_shard` has
+    share of every batch and of the noise (`fedcgd.central.ranks`, docs/guides/distributed.md). One in torch's `fully_shard` has
     the sums, the noise and the gradients of its shards alone on each of them (`fedcgd.opacus.shards`).
 
     Args:
@@ -79,9 +73,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         accountant: as in Opacus, and without effect: ε is always found by the accountant of the plan.
         secure_mode: with True a simulation key and a `noise_generator` are refused. Noise is cryptographic and on a grid in any
             case, on every device.
-        record: a file that has each release, durably, before there is noise of it, so that a run that goes on from a checkpoint
-            knows of rounds that were released after it. Without one that is a warning; several processes need one, which rank
-            0 keeps.
+        record: the path of the run's ledger (`fedcgd ledger verify`), which rank 0 keeps. It has each release, durably, before
+            there is noise of it, so that no round is released twice when a run goes on from a checkpoint. Without one nobody
+            knows, and that is a warning.
 
     Raises:
         TypeError: for what is no NoiseKey.
@@ -113,20 +107,15 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         if secure_mode and key.simulated:
             raise ValueError("Passing seed is prohibited in secure mode, and the key is that of a simulation seed")
         self.secure_mode, self.secure_rng, self.dataset = secure_mode, None, None
-        self._key = key
-        self._record = None if record is None else ReleaseRecord(record)
-        self._tracker: ReleaseTracker | None = None
+        self._key, self._record = key, record
+        self.accountant: NullAccountant = NullAccountant()
+        """The rounds of the run, where Opacus has its accountant; before `make_private`, of none."""
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
             "an engine cannot be copied or pickled: two copies would release the same rounds, and its key would be written, too. "
             "Make another engine with the key for another run; save_checkpoint keeps where a run stands"
         )
-
-    @property
-    def accountant(self) -> ReleaseTracker | NullAccountant:
-        """The rounds of the run, where Opacus has its accountant; before `make_private`, of none."""
-        return NullAccountant() if self._tracker is None else self._tracker
 
     def make_private(
         self,
@@ -204,38 +193,48 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             TypeError: for a model, an optimizer or a data set of a kind that cannot be made private.
             RuntimeError: if this engine has released rounds: another run takes another engine.
         """
-        if self._tracker is not None and self._tracker.released:
+        if len(self.accountant):
             raise RuntimeError("this engine has made a run private already; make another engine for another run")
         inner: nn.Module = module._module if isinstance(module, AbstractGradSampleModule) else module
         gradients = GradientSettings(
             mode=grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model,
             copies=augmentation_multiplicity,
         )  # fmt: skip
-        arguments = PlanArguments(
-            plan=plan, mechanism=mechanism, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm, epochs=epochs,
-            target_delta=target_delta, sampling=sampling, poisson_sampling=poisson_sampling, groups=groups,
-        )  # fmt: skip
+        given = {
+            "mechanism": mechanism, "noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm, "epochs": epochs,
+            "target_delta": target_delta, "sampling": sampling, "poisson_sampling": poisson_sampling, "groups": groups,
+        }  # fmt: skip
         ranks = ranks_of(inner)
-        with nullcontext() if ranks is None else ranks.telling_failures():
+        with ranks.telling_failures():
             reshard(inner)
             check_clipping(clipping, max_grad_norm)
             _check_options(rand_on_empty, augmentation_multiplicity, assume_independent)
-            run = self._checked_run(
-                inner, optimizer, data_loader, arguments, gradients, ranks, accumulation_steps=accumulation_steps, noise=noise,
-                noise_generator=noise_generator, assume_independent=assume_independent,
-            )  # fmt: skip
-            facts = {} if ranks is None else run.facts(data_loader)
-        tracker = self._begin(run, facts, data_loader, assume_independent)
-        wrapped, private = run.private_model(module, optimizer, tracker)
-        loader = run.private_loader(data_loader, tracker)
-        called = wrapped if grad_sample_mode == "ew" else inner
-        looks = FirstBatches(
-            inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, mode=grad_sample_mode,
-            active=run.shards is None,
-        )  # fmt: skip
-        looking = called.register_forward_pre_hook(looks.before, with_kwargs=True)
-        attach(inner, [*private.handles, looking, *FirstBuffers(inner).watch(called)], tracker)
-        self._key, self._tracker = run.key, tracker
+            epoch = epoch_of(data_loader, accumulation_steps, ranks.count)
+            plan = plan_from(plan, given, epoch.steps)
+            self._validate(inner, optimizer, plan, epoch, grad_sample_mode)
+            run = PrivateRun(
+                module=inner,
+                optimizer=optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer,
+                plan=plan,
+                key=self._run_key(noise_generator),
+                gradients=gradients,
+                epoch=epoch,
+                ranks=ranks,
+                shards=_shards_of(inner, optimizer, ranks, grad_sample_mode, assume_independent),
+            )
+            facts = {} if ranks.count == 1 else run.facts(data_loader)
+        ranks.agree(facts)
+        accountant = self._begin(run, noise, data_loader.dataset, assume_independent)
+        wrapped = with_sample_gradients(
+            module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model
+        )
+        expanded = wrapped if grad_sample_mode == "ew" else None
+        private = CorrelatedOptimizer(run, accountant.rounds, expanded)
+        loader = private_loader(data_loader, run, accountant.rounds)
+        called = inner if expanded is None else expanded
+        probing = called.register_forward_pre_hook(FirstBatches(run, accountant, loader).before, with_kwargs=True)
+        attach(inner, [*private.handles, probing, *FirstBuffers(inner).watch(called)], accountant.rounds)
+        self._key, self.accountant = run.key, accountant
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
             return wrapped, private, loss, loader
@@ -307,7 +306,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 workload=workload_of(optimizer, schedule, participation.rounds),
             )
 
-        steps = check_loader(data_loader, accumulation_steps)[1]
+        steps = epoch_of(data_loader, accumulation_steps).steps
         sampling = chosen_sampling(sampling, poisson_sampling)
         plan = plan_of(calibrated, steps, epochs=epochs, sampling=sampling, groups=groups)
         return self.make_private(
@@ -385,8 +384,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         refuse_shards(module)
-        if self._tracker is None:
-            raise RuntimeError("call make_private first, with the plan of the checkpoint")
+        if not isinstance(self.accountant, RunAccountant):
+            raise RuntimeError("call make_private first, with the plan of the checkpoint")  # noqa: TRY004
         # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
         options = {"map_location": "cpu", **(torch_load_kwargs or {}), "weights_only": True}
         try:
@@ -399,7 +398,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         state = checkpoint.pop("optimizer_state_dict", {})
         if optimizer is not None and state:
             _check_kind(state, optimizer)
-        self._tracker.load_state_dict(run)
+        self.accountant.load_state_dict(run)
         module.load_state_dict(model, **(module_load_dict_kwargs or {}))
         if optimizer is not None and state:
             optimizer.load_state_dict(state)
@@ -409,98 +408,51 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             )
         return checkpoint
 
-    def _checked_run(
-        self,
-        inner: nn.Module,
-        optimizer: optim.Optimizer,
-        data_loader: DataLoader[Any],
-        arguments: PlanArguments,
-        gradients: GradientSettings,
-        ranks: Ranks | None,
-        *,
-        accumulation_steps: int,
-        noise: NoiseMode | None,
-        noise_generator: torch.Generator | None,
-        assume_independent: str | None,
-    ) -> PrivateRun:
-        """The run, of which nothing has begun. Raises for what its plan does not cover; `inner` is the model itself."""
-        examples, steps = check_loader(data_loader, accumulation_steps)
-        if ranks is not None:
-            check_parts(accumulation_steps, ranks.count)
-        plan = arguments.plan_for(steps)
-        self._validate(inner, optimizer, plan, examples, steps, gradients.mode)
-        if ranks is not None and self._record is None:
-            raise ValueError(
-                "several processes keep one record of their releases: make the engine with record=, the path of a file that "
-                "rank 0 keeps"
-            )
-        key = self._run_key(noise_generator)
-        size = sum(p.numel() for p in inner.parameters() if p.requires_grad)
-        shards = _shards_of(inner, optimizer, ranks, gradients.mode, assume_independent)
-        pieces = None if shards is None else shards.pieces
-        return PrivateRun(
-            module=inner,
-            plan=plan,
-            key=key,
-            gradients=gradients,
-            examples=examples,
-            steps=steps,
-            accumulation_steps=accumulation_steps,
-            noise=RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks, pieces=pieces),
-            ranks=ranks,
-            shards=shards,
-        )
-
-    def _validate(
-        self, inner: nn.Module, optimizer: optim.Optimizer, plan: Plan, examples: int, steps: int, mode: str
-    ) -> None:
+    def _validate(self, inner: nn.Module, optimizer: optim.Optimizer, plan: Plan, epoch: Epoch, mode: str) -> None:
         """Refuse what the plan does not cover; `inner` is the model itself."""
-        check_fits(plan.participation, steps)
+        check_fits(plan.participation, epoch)
         self.validate(module=inner, optimizer=None, data_loader=None)
         check_module(inner, optimizer, mode)
         if plan.noiseless:
-            warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=4)
-        elif plan.clip_norm > _LARGE_NORM:
+            warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=3)
+        elif plan.clip_norm > 1e4:
             warnings.warn(
                 f"max_grad_norm is {plan.clip_norm:g}, and noise follows it: gradients of examples are seldom longer than 100, "
                 "so that little of them would be left. For a comparison without clipping and noise take noise_multiplier=0",
-                stacklevel=4,
+                stacklevel=3,
             )
-        if large := large_delta(plan.delta, examples, "examples", exposed=1.0):
-            warnings.warn(large, stacklevel=4)
+        if large := large_delta(plan.delta, epoch.examples, "examples", exposed=1.0):
+            warnings.warn(large, stacklevel=3)
         try:
             plan.to_description()
         except ValueError as error:
             if self._record is not None:
                 raise
-            warnings.warn(f"this run can be trained, but not saved (save_checkpoint will fail): {error}", stacklevel=4)
+            warnings.warn(f"this run can be trained, but not saved (save_checkpoint will fail): {error}", stacklevel=3)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
 
-    def _begin(
-        self, run: PrivateRun, facts: dict[str, object], data_loader: DataLoader[Any], assume_independent: str | None
-    ) -> ReleaseTracker:
-        """The account of the run, under a name of its own that all ranks have; earlier runs of the model end."""
-        name = secrets.randbits(128)
-        if run.ranks is not None:
-            run.ranks.agree(facts)
-            name = run.ranks.from_first(lambda: name)
-        named = "" if run.key.simulated else f"{name:032x}"
-        shared = RunExamples(data_loader.dataset) if named else None  # what a simulation releases is no secret
-        tracker = ReleaseTracker(
-            run.plan,
-            named,
-            1 / run.steps,
-            run.key.fingerprint,
-            assume_independent,
-            self._record is not None,
-            shared,
-        )
-        if self._tracker is not None:
-            self._tracker.end()  # of another model, perhaps: its releases would be on nobody's account
-        if _end_earlier_runs(run.module) and shared is not None:
-            shared.told = True
-        return tracker
+    def _begin(self, run: PrivateRun, noise: NoiseMode | None, dataset: Any, assumed: str | None) -> RunAccountant:
+        """The account of the run, whose name and record all ranks have; earlier runs of the model end."""
+        size = sum(p.numel() for p in run.trained)
+        releases = Releases(
+            run.plan, run.key, size, record=self._record, device=run.trained[0].device, ranks=run.ranks, mode=noise,
+            configuration={"kind": "central", "examples": run.epoch.examples, "parameters": size},
+        )  # fmt: skip
+        # What a simulation releases is no secret.
+        shared = None if run.key.simulated else RunExamples(dataset)
+        if isinstance(self.accountant, RunAccountant):
+            self.accountant.rounds.end()  # of another model, perhaps: its releases would be on nobody's account
+        if released := detach_earlier_runs(run.module):
+            if shared is not None:
+                shared.told = True
+            warnings.warn(
+                f"an earlier run has released {released} rounds of this model: what it and the new run tell of an example "
+                "together is more than the ε of either, unless their examples are of different people; both ε, and both δ, add "
+                "up (fedcgd.compose has less than their sum)",
+                stacklevel=3,
+            )
+        return RunAccountant(Rounds(run.plan, releases, shared), 1 / run.epoch.steps, run.key.fingerprint, assumed)
 
     def _run_key(self, noise_generator: torch.Generator | None) -> NoiseKey:
         """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""
@@ -517,13 +469,28 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         return NoiseKey.simulation(int(seed))
 
 
+def ranks_of(module: nn.Module) -> Ranks:
+    """The processes that train `module`, made for several, or this one alone.
+
+    Raises:
+        RuntimeError: if there is no process group for a model that is made for one.
+    """
+    if not isinstance(module, DifferentiallyPrivateDistributedDataParallel | FSDPModule):
+        return Ranks(None)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(
+            "the model is for several processes, and there is no process group: start the program with torchrun, and call "
+            "torch.distributed.init_process_group first"
+        )
+    return Ranks(dist.group.WORLD)
+
+
 def _shards_of(
-    module: nn.Module, optimizer: optim.Optimizer, ranks: Ranks | None, mode: str, assume_independent: str | None
+    module: nn.Module, optimizer: optim.Optimizer, ranks: Ranks, mode: str, assume_independent: str | None
 ) -> Shards | None:
     """What of `module` is on this rank, if its parameters are spread over all; raises for what they are not spread for."""
     if not isinstance(module, FSDPModule):
         return None
-    assert ranks is not None
     check_shards(module, ranks.count, mode, {*GhostModule.GRAD_SAMPLERS, *GhostModule.factors})
     if assume_independent is None:
         raise ValueError(
@@ -555,15 +522,3 @@ def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_i
         raise ValueError(f"augmentation_multiplicity must be at least 1, got {augmentation_multiplicity}")
     if assume_independent is not None and not assume_independent.strip():
         raise ValueError("assume_independent must say why examples are independent: it is recorded with the run")
-
-
-def _end_earlier_runs(module: nn.Module) -> bool:
-    """Whether earlier runs of `module` have released something, which is a warning; they end."""
-    if released := detach_earlier_runs(module):
-        warnings.warn(
-            f"an earlier run has released {released} rounds of this model: what it and the new run tell of an example together "
-            "is more than the ε of either, unless their examples are of different people; both ε, and both δ, add up "
-            "(fedcgd.compose has less than their sum)",
-            stacklevel=4,
-        )
-    return released > 0

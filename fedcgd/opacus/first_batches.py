@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from fedcgd.opacus.accountant import RunAccountant
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.independence import (
     CrossExampleLeakError,
@@ -16,7 +17,7 @@ from fedcgd.opacus.independence import (
     same_random_numbers,
     tensors_of,
 )
-from fedcgd.opacus.release_tracker import ReleaseTracker
+from fedcgd.opacus.private_run import PrivateRun
 
 _AGAIN, _EXAMPLES = 10, 64
 
@@ -24,40 +25,33 @@ _AGAIN, _EXAMPLES = 10, 64
 class FirstBatches:
     """Probes the 1st, 10th, 100th, … batch in which something can be seen, as `check_independence` does, when it is used.
 
-    What is found is an error, unless the run's author has answered for it (`ReleaseTracker.assumed_independent`).
+    What is found is an error, unless the run's author has answered for it (`RunAccountant.assumed_independent`).
 
     Args:
-        module: the model itself.
-        tracker: of the run.
+        run: whose model is called.
+        accountant: of the run.
         loader: whose `collate_fn` keeps a batch.
-        batch_dim: which dimension of the batch has the examples.
-        copies: how many rows that follow one another are one example.
-        mode: how gradients of examples are made.
-        active: whether batches are probed.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        tracker: ReleaseTracker,
-        loader: RoundLoader,
-        *,
-        batch_dim: int,
-        copies: int,
-        mode: str,
-        active: bool,
-    ) -> None:
-        self._module, self._tracker, self._loader = module, tracker, loader
-        self._dim, self._copies, self._mode, self._active = batch_dim, copies, mode, active
+    def __init__(self, run: PrivateRun, accountant: RunAccountant, loader: RoundLoader) -> None:
+        self._module, self._loader, self._rounds = run.module, loader, accountant.rounds
+        self._accountant: RunAccountant | None = accountant
+        self._dim, self._copies, self._mode = (
+            int(not run.gradients.batch_first),
+            run.gradients.copies,
+            run.gradients.mode,
+        )
+        self._active = run.shards is None  # else the processes make each pass together
         self._batches, self._next, self._collation_seen = 0, 1, False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_tracker": None}  # a copy of the model is no loader's
+        return {"_accountant": None}  # a copy of the model is no loader's
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all probes are compiled, for many times the time of the steps
     def before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pre-hook."""
-        if self._tracker is None or not torch.is_grad_enabled() or not self._tracker.issued():
+        accountant = self._accountant
+        if accountant is None or not torch.is_grad_enabled() or not self._rounds.issued():
             return
         _refuse_outside_parameters((args, kwargs))
         if (
@@ -72,17 +66,17 @@ class FirstBatches:
             if self._batches >= self._next:
                 self._probe((args, kwargs))
         except CrossExampleLeakError as found:
-            if self._tracker.assumed_independent is None:
+            if accountant.assumed_independent is None:
                 raise CrossExampleLeakError(
                     f"{found}. If this is no leak, say why in make_private(assume_independent=…), which is recorded with the run"
                 ) from found
-            warnings.warn(f"assumed to be no leak ({self._tracker.assumed_independent}): {found}", stacklevel=2)
+            warnings.warn(f"assumed to be no leak ({accountant.assumed_independent}): {found}", stacklevel=2)
 
     def _probe(self, given: Any) -> None:
         if not self._collation_seen:
             self._collation_seen = True
             self._check_collation(given)
-        out = self._tracker.issued() * self._copies  # the first tensor may be no batch
+        out = self._rounds.issued() * self._copies  # the first tensor may be no batch
         sizes = [t.shape[self._dim] for t in tensors_of(given) if t.dim() > self._dim]
         rows = out if out in sizes else max(sizes[:1], default=0)
         if rows < 1:

@@ -1,7 +1,7 @@
 """The weighted sum of rows on a GPU (Triton): each row is read once, in its own precision, and added in float64.
 
-What `row_passes.c` does in main memory. torch would copy the rows to float64 first, five times the traffic. Importing this file
-needs Triton; `row_passes.gpu_add_rows` says whether it can be used.
+torch would copy the rows to float64 first, five times the traffic. Importing this file needs Triton; `clipped_sum.gpu_add_rows`
+says whether it can be used.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 _BLOCK = 128
 _ROWS = 32
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # each operation rounded by itself, as in `row_passes.c`
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # each operation rounded by itself
 
 
 @triton.jit(do_not_specialize=["rows", "columns"])

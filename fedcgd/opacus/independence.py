@@ -254,10 +254,9 @@ class IndependenceProbe:
             if len(changed):
                 return f"the gradients of {one.parameters[int(changed[0])]!r}"
         for a, b in zip(one.outputs, other.outputs, strict=True):
-            if a.shape == b.shape and self._has_rows(a):
-                limit = max(limit, 8 * torch.finfo(a.dtype).eps)
-                if bool(_changed(*(t.reshape(len(t), -1) for t in (a, b)), limit)[own.to(a.device)].any()):
-                    return "the output"
+            here = a.shape == b.shape and self._has_rows(a)
+            if here and bool(_changed(a, b, max(limit, _limit_of(a)))[own.to(a.device)].any()):
+                return "the output"
         return ""
 
     def _has_rows(self, value: Tensor) -> bool:
@@ -491,13 +490,14 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _changed(one: Tensor, other: Tensor, limit: float) -> Tensor:
     """Which numbers differ by more than `limit` times the largest of their row; shape (rows, numbers)."""
+    one, other = (t.double().reshape(len(t), -1) for t in (one, other))
     largest = one.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True) if one.shape[1] else one.new_zeros(len(one), 1)
     return (one - other).abs() > limit * largest
 
 
 def _outputs_differ(one: _Trace, other: _Trace) -> bool:
     pairs = zip(one.outputs, other.outputs, strict=True)
-    return any(bool(_changed(*(t.reshape(1, -1) for t in pair), _limit_of(pair[0])).any()) for pair in pairs)
+    return any(bool(_changed(pair[0][None], pair[1][None], _limit_of(pair[0])).any()) for pair in pairs)
 
 
 def _limit_of(values: Tensor) -> float:
@@ -520,7 +520,4 @@ def _alike_where_both_are(one: Tensor, other: Tensor, own: Tensor) -> bool:
     sizes = [min(pair) for pair in zip(one.shape, other.shape, strict=True)]
     fronts = [t[tuple(slice(size) for size in sizes)] for t in (one, other)]
     backs = [t[tuple(slice(n - size, n) for n, size in zip(t.shape, sizes, strict=True))] for t in (one, other)]
-    return any(
-        not bool(_changed(*(t.double().reshape(len(t), -1) for t in pair), limit)[own.to(one.device)].any())
-        for pair in (fronts, backs)
-    )
+    return any(not bool(_changed(a, b, limit)[own.to(one.device)].any()) for a, b in (fronts, backs))

@@ -1,7 +1,6 @@
 """The plan of a central run, from the arguments that Opacus takes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import optim
@@ -14,69 +13,50 @@ from fedcgd.participation import Participation, scheme_of
 from fedcgd.plan import Plan
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanArguments:
-    """What `make_private` is told of the run, in a plan or beside it."""
+def plan_from(plan: Plan | None, given: Mapping[str, Any], steps: int) -> Plan:
+    """The plan of a run whose epochs have `steps` steps: `plan`, or what the arguments of `make_private` say in its place.
 
-    plan: Plan | None
-    mechanism: Mechanism | str | None
-    noise_multiplier: float | None
-    max_grad_norm: float | None
-    epochs: int | None
-    target_delta: float | None
-    sampling: str | None
-    poisson_sampling: bool | None
-    groups: int | None
+    Args:
+        plan: of the caller, or None.
+        given: `mechanism`, `noise_multiplier`, `max_grad_norm`, `epochs`, `target_delta`, `sampling`, `poisson_sampling` and
+            `groups`; None where they are not given.
+        steps: of an epoch.
 
-    def plan_for(self, steps: int) -> Plan:
-        """The plan of a run whose epochs have `steps` steps.
-
-        Raises:
-            ValueError: if something is missing, said twice in different ways, or not accounted for.
-            TypeError: if the plan is none.
-        """
-        if self.plan is not None:
-            self._check_only_the_plan(self.plan)
-            return self.plan
-        mechanism, sigma, clip_norm, delta = (
-            self.mechanism,
-            self.noise_multiplier,
-            self.max_grad_norm,
-            self.target_delta,
-        )
-        if mechanism is None or sigma is None or clip_norm is None or self.epochs is None or delta is None:
-            names = ("mechanism", "noise_multiplier", "max_grad_norm", "epochs", "target_delta")
-            missing = ", ".join(name for name in names if getattr(self, name) is None)
-            raise ValueError(
-                f"give plan= (Plan.calibrated makes one), or in its place also {missing}: what is accounted for is a whole run "
-                "of one mechanism, and not each step by itself as in Opacus"
-            )
-
-        def with_noise(participation: Participation) -> Plan:
-            return Plan(
-                mechanism=_with_its_number(mechanism, participation) if isinstance(mechanism, str) else mechanism,
-                participation=participation,
-                clip_norm=clip_norm,
-                noise_multiplier=sigma,
-                delta=delta,
-            )
-
-        sampling = chosen_sampling(self.sampling, self.poisson_sampling)
-        return plan_of(with_noise, steps, epochs=self.epochs, sampling=sampling, groups=self.groups)
-
-    def _check_only_the_plan(self, plan: Any) -> None:
-        """Raise unless `plan` is a plan, and what is given beside it says the same, or nothing."""
+    Raises:
+        ValueError: if something is missing, said twice in different ways, or not accounted for.
+        TypeError: if the plan is none.
+    """
+    if plan is not None:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a fedcgd.plan.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
         planned = {
             "noise_multiplier": plan.noise_multiplier, "max_grad_norm": plan.clip_norm, "target_delta": plan.delta
         }  # fmt: skip
         for name, value in planned.items():
-            if getattr(self, name) not in (None, value):
-                raise ValueError(f"{name}={getattr(self, name)} contradicts the plan, which has {value}; leave it out")
-        others = ("mechanism", "epochs", "sampling", "poisson_sampling", "groups")
-        if given := [name for name in others if getattr(self, name) is not None]:
-            raise ValueError(f"the plan says {', '.join(given)} already; leave out the one or the other")
+            if given[name] not in (None, value):
+                raise ValueError(f"{name}={given[name]} contradicts the plan, which has {value}; leave it out")
+        if others := [name for name, value in given.items() if value is not None and name not in planned]:
+            raise ValueError(f"the plan says {', '.join(others)} already; leave out the one or the other")
+        return plan
+    names = ("mechanism", "noise_multiplier", "max_grad_norm", "epochs", "target_delta")
+    if missing := [name for name in names if given[name] is None]:
+        raise ValueError(
+            f"give plan= (Plan.calibrated makes one), or in its place also {', '.join(missing)}: what is accounted for is a "
+            "whole run of one mechanism, and not each step by itself as in Opacus"
+        )
+
+    def with_noise(participation: Participation) -> Plan:
+        mechanism = given["mechanism"]
+        return Plan(
+            mechanism=_with_its_number(mechanism, participation) if isinstance(mechanism, str) else mechanism,
+            participation=participation,
+            clip_norm=given["max_grad_norm"],
+            noise_multiplier=given["noise_multiplier"],
+            delta=given["target_delta"],
+        )
+
+    sampling = chosen_sampling(given["sampling"], given["poisson_sampling"])
+    return plan_of(with_noise, steps, epochs=given["epochs"], sampling=sampling, groups=given["groups"])
 
 
 def _with_its_number(name: str, participation: Participation) -> Mechanism:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from fedcgd.central.ranks import Ranks
 from fedcgd.opacus.clipped_sum import Clipped, copy_of, octets_of
 from fedcgd.opacus.ghost import layer_type
-from fedcgd.opacus.ranks import Ranks
 
 
 class Shards:
@@ -30,8 +30,7 @@ class Shards:
 
     def __init__(self, module: nn.Module, trained: Sequence[nn.Parameter], ranks: Ranks) -> None:
         self._module, self._trained, self._ranks = module, trained, ranks
-        self.pieces = _pieces(trained)
-        """Of all trained parameters, flat, one after the other: which coordinates are here."""
+        ranks.pieces = _pieces(trained)  # of all trained parameters, flat, one after the other
         for layer in _spread_layers(module):
             layer.set_custom_all_gather(_AllGather(ranks))  # type: ignore[arg-type]
 
@@ -52,7 +51,7 @@ class Shards:
         part: list[Clipped],
         kept: list[list[Clipped]],
         totals: Sequence[Tensor],
-        round_to_lattice: Callable[[Tensor], None],
+        to_steps: Callable[[Tensor], None],
         *,
         last: bool,
     ) -> None:
@@ -61,23 +60,19 @@ class Shards:
         Args:
             part: the passes of one part of a round's batch, which may be none here.
             kept: those of earlier parts that are not in `totals`.
-            totals: of each trained parameter, the sum in this rank's shard, flat, float64; on the lattice.
-            round_to_lattice: what makes the sum of a part whole steps, in place.
+            totals: of each trained parameter, the sum in this rank's shard, flat, float64; in whole steps.
+            to_steps: what makes the sum of a part whole steps of the lattice, in place.
             last: nothing may be kept: the round has no other part.
         """
         octets = sum(octets_of(rows) for passes in (*kept, part) for one in passes for rows in one.rows)
         too_many = octets > sum(total.numel() * total.element_size() for total in totals)
-        if last or self._ranks.any_of(
-            too_many, "say whether clipped gradients can be kept (nothing of the round is released)"
-        ):
-            self._add_up([*kept, part], totals, round_to_lattice)
+        if last or any(self._ranks.all_of(too_many)):
+            self._add_up([*kept, part], totals, to_steps)
             kept.clear()
         else:
             kept.append([one._replace(rows=list(map(copy_of, one.rows))) for one in part])
 
-    def _add_up(
-        self, parts: list[list[Clipped]], totals: Sequence[Tensor], round_to_lattice: Callable[[Tensor], None]
-    ) -> None:
+    def _add_up(self, parts: list[list[Clipped]], totals: Sequence[Tensor], to_steps: Callable[[Tensor], None]) -> None:
         shapes = [_numbers_of_ranks(p) for p in self._trained]
         room = totals[0].new_empty(2, max(len(numbers) * numbers[0] for numbers in shapes))
         for i, (p, numbers, total) in enumerate(zip(self._trained, shapes, totals, strict=True)):
@@ -86,7 +81,7 @@ class Shards:
                 one = room[min(n, 1), : p.numel()].zero_()
                 for passes in part:
                     passes.add_to(one, i)
-                round_to_lattice(one)
+                to_steps(one)
                 if n:
                     whole += one
             theirs = room[1, : len(numbers) * len(total)]

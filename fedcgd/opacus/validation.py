@@ -19,15 +19,16 @@ from torch.utils.data import (
 
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.earlier_runs import origins_of
 from fedcgd.opacus.ghost import layer_type
+from fedcgd.opacus.overlap import origins_of
+from fedcgd.opacus.private_run import Epoch
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
 
 
-def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple[int, int]:
-    """(examples, steps of an epoch) when a step takes so many batches. Raises for a loader that picks examples its own way."""
+def epoch_of(data_loader: DataLoader[Any], accumulation_steps: int, ranks: int = 1) -> Epoch:
+    """An epoch in which a step takes so many batches. Raises for a loader that picks examples its own way."""
     if isinstance(data_loader.dataset, IterableDataset):
         raise TypeError("the data set must have a length and indices, so that the engine can pick its batches")
     if data_loader.batch_sampler is None:
@@ -58,7 +59,13 @@ def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple
             f"accumulation_steps must be at least 1 and divide the {batches} batches of an epoch, got {accumulation_steps}: "
             "choose the batch size accordingly"
         )
-    return len(data_loader.dataset), batches // accumulation_steps  # type: ignore[arg-type]
+    if accumulation_steps > 1 and accumulation_steps % ranks:
+        raise ValueError(
+            f"accumulation_steps must be 1 or a multiple of the {ranks} processes, so that each has as many parts of a batch, "
+            f"got {accumulation_steps}"
+        )
+    parts = accumulation_steps if accumulation_steps > 1 else ranks
+    return Epoch(examples=len(data_loader.dataset), steps=batches // accumulation_steps, parts=parts)  # type: ignore[arg-type]
 
 
 def _repeated(dataset: Any) -> list[int]:
@@ -70,39 +77,31 @@ def _repeated(dataset: Any) -> list[int]:
     return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
 
 
-def check_parts(accumulation_steps: int, ranks: int) -> None:
-    """Raise ValueError unless each of `ranks` processes can have as many parts of a batch."""
-    if accumulation_steps > 1 and accumulation_steps % ranks:
+def check_fits(participation: Participation, epoch: Epoch) -> None:
+    """Raise ValueError unless the rounds of `participation` are whole epochs, and its batches as large as those of the loader."""
+    if participation.rounds % epoch.steps:
         raise ValueError(
-            f"accumulation_steps must be 1 or a multiple of the {ranks} processes, so that each has as many parts of a batch, "
-            f"got {accumulation_steps}"
+            f"the plan has {participation.rounds} rounds, and an epoch of the data loader {epoch.steps} steps: plan for a "
+            f"multiple of {epoch.steps} rounds, epochs · len(data_loader), or choose batch_size and drop_last so that an epoch "
+            "has the steps of the plan"
         )
-
-
-def check_fits(participation: Participation, steps: int) -> None:
-    """Raise ValueError unless batches of a loader with `steps` steps an epoch keep the promise of `participation`."""
     rounds, separation = participation.rounds, participation.min_separation
-    if rounds % steps:
-        raise ValueError(
-            f"the plan has {rounds} rounds, and an epoch of the data loader {steps} steps: plan for a multiple of {steps} "
-            "rounds, epochs · len(data_loader), or choose batch_size and drop_last so that an epoch has the steps of the plan"
-        )
     rate = participation.expected_rate
     if rate is None:
-        if separation > steps or participation.participations < rounds // steps:
+        if separation > epoch.steps or participation.participations < rounds // epoch.steps:
             raise ValueError(
                 f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this "
-                f"data loader each example takes part {rounds // steps} times, {steps} rounds apart"
+                f"data loader each example takes part {rounds // epoch.steps} times, {epoch.steps} rounds apart"
             )
-    elif not math.isclose(rate * steps, 1.0, rel_tol=1e-9):
-        rests = participation.scheme.takes_rate and separation <= steps
+    elif not math.isclose(rate * epoch.steps, 1.0, rel_tol=1e-9):
+        rests = participation.scheme.takes_rate and separation <= epoch.steps
         fitting = Participation.for_cohorts(
-            participation.sampling, rounds, users=steps, cohort_size=1, min_separation=separation if rests else None,
+            participation.sampling, rounds, users=epoch.steps, cohort_size=1, min_separation=separation if rests else None,
             warm_start=participation.warm_start,
         )  # fmt: skip
         raise ValueError(
-            f"the plan expects {rate:.6g} of the examples in a batch, and a data loader with {steps} steps an epoch has batches "
-            f"of 1/{steps} of them: plan with {fitting.as_python()}, say"
+            f"the plan expects {rate:.6g} of the examples in a batch, and a data loader with {epoch.steps} steps an epoch has "
+            f"batches of 1/{epoch.steps} of them: plan with {fitting.as_python()}, say"
         )
 
 

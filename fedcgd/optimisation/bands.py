@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
-from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
 from fedcgd.support.numbers import as_positive
@@ -38,7 +37,7 @@ def best_bandwidth(
     """The number of bands p whose mechanism has the least error at equal privacy, by trying all.
 
     `candidate(p)` gives the mechanism with p bands and the σ that the privacy budget needs for it, amplified by whatever sampling
-    p allows (`cyclic_plan`), or None where it has no account. With a `curvature` its loss counts, in place of `error` and
+    p allows, or None where it has no account. With a `curvature` its loss counts, in place of `error` and
     `workload`. Ties go to the fewest bands.
     Raises ValueError if there is nothing to try.
     """
@@ -58,21 +57,6 @@ def best_bandwidth(
     best = min(found, key=lambda p: found[p][0])
     _, mechanism, sigma = found[best]
     return BandChoice(best, mechanism, sigma, tuple((p, value) for p, (value, _, _) in found.items()))
-
-
-def cyclic_plan(bandwidth: int, *, rounds: int, epochs: int) -> Participation:
-    """The sampling that p bands allow: p groups take turns, and in its n/p rounds a user is drawn with q = p·k/n.
-
-    The noise then counts as that of DP-SGD with rate q over n/p rounds (Definition 2.1 of arXiv:2405.15913), so that a user takes
-    part in q·n/p = k rounds on average. Raises ValueError for more bands than the n/k rounds of an epoch, where q would exceed 1.
-    """
-    if not 1 <= bandwidth <= rounds // epochs:
-        raise ValueError(
-            f"bandwidth must be between 1 and rounds / epochs = {rounds // epochs}, got {bandwidth}: "
-            "each of the groups has to be large enough for a whole batch"
-        )
-    rate = bandwidth * epochs / rounds
-    return Participation(rounds=rounds, min_separation=bandwidth, sampling="cyclic-poisson", sampling_rate=rate)
 
 
 def power_bandwidths(rounds: int, epochs: int) -> tuple[int, ...]:

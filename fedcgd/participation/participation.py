@@ -17,7 +17,7 @@ class Participation(Promise):
     """A user takes part in at most k of n rounds, any two at least b apart; `sampling` says how its rounds are chosen.
 
     Each sampling has a class in `fedcgd.participation.samplings`, which says what it does, which of these numbers it takes,
-    and what a deployment has to do for ε to hold. `docs/accounting.md` compares them in tables.
+    and what a deployment has to do for ε to hold. `reports/accounting.md` compares them in tables.
 
     Args:
         rounds: n, the number of releases, 1 to 10⁸.

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedcgd.central.batches import Batches
+from fedcgd.central.releases import GRID_LOSS
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import inverse_rows
@@ -15,9 +17,7 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.kernels import normals
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import DITHER, Lattice, add_values
-from fedcgd.opacus.batches import RoundBatches
-from fedcgd.opacus.clipped_sum import GRID_LOSS, MARGIN
-from fedcgd.opacus.release_tracker import ReleaseTracker
+from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 from fedcgd_experiments.point import Descent, descent
@@ -52,10 +52,10 @@ def train_softmax(
     move = _moves(models, [how for _, how in runs], rounds)
     norms = torch.tensor([plan.clip_norm * (1 - MARGIN) for plan, _ in runs])
     noise = _Noise([plan for plan, _ in runs], key, models.shape[1])
-    batches = RoundBatches(plan.participation, len(train), steps, key.choices_of, ReleaseTracker(plan, "", 1 / steps))
+    batches = Batches(plan.participation, len(train), lambda: key.choices_of(""))
     expected = len(train) / steps
     for round in range(rounds):
-        batch = torch.from_numpy(batches.batch(round))
+        batch = torch.from_numpy(batches.rows(round))
         x, y = inputs[batch], train.targets[batch]
         logits = torch.addmm(models[:, weights:].reshape(-1), x, models[:, :weights].reshape(-1, x.shape[1]).T)
         residuals = logits.view(len(x), len(runs), classes).softmax(dim=2).neg_()
@@ -93,7 +93,7 @@ def _moves(models: Tensor, ways: Sequence[Descent], rounds: int) -> Callable[[Te
 
 
 class _Noise:
-    """ζσ·C⁻¹Z of several plans under one simulation key, for sums of `size` entries, as `RoundNoise` adds it."""
+    """ζσ·C⁻¹Z of several plans under one simulation key, for sums of `size` entries, as `Releases` adds it."""
 
     def __init__(self, plans: Sequence[Plan], key: NoiseKey, size: int) -> None:
         rounds = plans[0].participation.rounds

@@ -22,7 +22,7 @@ from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.bands import cyclic_plan, power_bandwidths, rule_of_thumb
+from fedcgd.optimisation.bands import power_bandwidths, rule_of_thumb
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_experiments.central_softmax import train_softmax
@@ -109,7 +109,7 @@ def bands(*, rounds: int, epochs: Sequence[int], epsilons: Sequence[float], delt
             errors = {}
             for p in power_bandwidths(rounds, k):
                 mechanism = banded(p, rounds)
-                plan = cyclic_plan(p, rounds=rounds, epochs=k)
+                plan = Participation.for_cohorts("cyclic-poisson", rounds, users=rounds, cohort_size=k, min_separation=p)
                 sigma = calibrate(mechanism, plan, epsilon=epsilon, delta=delta).noise_multiplier
                 errors[p] = error_norms(mechanism, rounds).rmse(sigma) / k
             least = min(errors, key=errors.__getitem__)

@@ -300,8 +300,8 @@ class CohortSelector:
             (refused, "user was", "users were", "claimed by a node that may not speak for them"),
             (self.over_budget, "more has", "more have", "no budget left after earlier runs"),
         ]
-        told = [f"{plural(number, one, many)} {what}" for number, one, many, what in parts if number]
-        return "; ".join([_unable(directory)] * bool(directory.unable) + told)
+        texts = [f"{plural(number, one, many)} {what}" for number, one, many, what in parts if number]
+        return "; ".join([_unable(directory)] * bool(directory.unable) + texts)
 
     def _within_budget(self, nodes: Mapping[str, NodeIds]) -> Mapping[str, NodeIds]:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
@@ -333,11 +333,11 @@ def _unable(directory: UserDirectory) -> str:
     by_reason: dict[str, list[int]] = {}
     for node_id, reason in directory.unable.items():
         by_reason.setdefault(reason, []).append(node_id)
-    told = []
+    texts = []
     for reason, nodes in by_reason.items():
         others = f" and {plural(len(nodes) - 1, 'other', 'others')}" if nodes[1:] else ""
-        told.append(f"node {nodes[0]}{others} cannot take part: {reason}")
-    return "; ".join(told)
+        texts.append(f"node {nodes[0]}{others} cannot take part: {reason}")
+    return "; ".join(texts)
 
 
 def _silent(directory: UserDirectory) -> str:

@@ -15,11 +15,11 @@ from flwr.serverapp import Grid
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger import Ledger
-from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
-from fedcgd.ledger.transactions import MEMORY
+from fedcgd.ledger.run_composition import EVALUATION_OF, evaluation_ledger, with_evaluations
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.release import ReleaseProtocol
 from fedcgd.support.numbers import plural
+from fedcgd.support.records import MEMORY
 from fedcgd_flower.cohort import Draw
 from fedcgd_flower.evaluation import PrivateEvaluation
 from fedcgd_flower.flower_private import log, log_info, log_warning

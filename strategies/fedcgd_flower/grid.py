@@ -69,7 +69,7 @@ def receive(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator
     while True:
         if exchange.has_room:
             yield from exchange.send()
-        yield from exchange.look()
+        yield from exchange.fetch()
         now = time.monotonic()
         if exchange.is_over or now >= exchange.deadline:
             return
@@ -90,7 +90,7 @@ class _Exchange:
         self._unsent = list(messages)
         self._waiting: set[str] = set()
         self._sent = 0.0  # when messages were sent last
-        self._looking = 0.0  # seconds of the last look, without those that go into what becomes of the replies
+        self._fetching = 0.0  # seconds of the last look, without those that go into what becomes of the replies
 
     @property
     def is_over(self) -> bool:
@@ -115,19 +115,19 @@ class _Exchange:
         self.deadline = min(self.deadline, self._sent + self._timeout)
         return gone
 
-    def look(self) -> Iterator[Message]:
+    def fetch(self) -> Iterator[Message]:
         """The replies that are there, each fetched when the one before is done with."""
-        self._looking = 0.0
+        self._fetching = 0.0
         for message_id in sorted(self._waiting):
             began = time.monotonic()
             found = self._fetch(message_id)
-            self._looking += time.monotonic() - began
+            self._fetching += time.monotonic() - began
             if found:
                 yield found.pop()
 
     def pause(self, now: float) -> float:
         """How many seconds to wait before the next look."""
-        return self._kind.pause(now - self._sent, self._looking)
+        return self._kind.pause(now - self._sent, self._fetching)
 
     def _fetch(self, message_id: str) -> list[Message]:
         """The reply to one message, in a list that can be emptied: what is popped is held by whoever takes it alone."""

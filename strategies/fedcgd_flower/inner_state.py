@@ -13,7 +13,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fedcgd.ledger.settings import TRAINING
 from fedcgd_flower.flower_private import log_info
 
 _Arrays = dict[str, NDArray[Any]]
@@ -124,8 +123,8 @@ class InnerState:
         values, before, self.config = _unpacked(self._saved)
         own = {name: text for name, text in self._texts.items() if name in before and values.get(name) == before[name]}
         other = [name for name, text in own.items() if values[name] != text]
-        if _tells_itself(self.inner):
-            self.inner.restore(values[_TOLD])  # type: ignore[attr-defined]
+        if _has_own_state(self.inner):
+            self.inner.restore(values[_OWN_STATE])  # type: ignore[attr-defined]
             return []
         for name in _carried(self.inner).keys() - values.keys():
             delattr(self.inner, name)
@@ -143,10 +142,10 @@ class InnerState:
 _MOMENTS = {"FedAvgM": ("momentum_vector", "current_arrays"), "FedOpt": ("m_t", "v_t")}
 """What Flower's strategies carry from round to round; the others of the six carry nothing."""
 
-_TOLD = "state()"  # what a strategy says itself: no name that an attribute has
+_OWN_STATE = "state()"  # what a strategy says itself: no name that an attribute has
 
 
-def _tells_itself(inner: Strategy) -> bool:
+def _has_own_state(inner: Strategy) -> bool:
     return callable(getattr(inner, "state", None)) and callable(getattr(inner, "restore", None))
 
 
@@ -157,8 +156,8 @@ def _is_flowers(inner: Strategy) -> bool:
 
 def _carried(inner: Strategy) -> dict[str, Any]:
     """What is saved with a release, by name."""
-    if _tells_itself(inner):
-        return {_TOLD: inner.state()}  # type: ignore[attr-defined]
+    if _has_own_state(inner):
+        return {_OWN_STATE: inner.state()}  # type: ignore[attr-defined]
     if _is_flowers(inner):
         names = [name for kind in type(inner).__mro__ for name in _MOMENTS.get(kind.__name__, ())]
         return {name: getattr(inner, name) for name in names}
@@ -167,7 +166,7 @@ def _carried(inner: Strategy) -> dict[str, Any]:
 
 def _by_reference(inner: Strategy) -> list[str]:
     """Attributes of a strategy of one's own that are neither saved nor functions."""
-    if _tells_itself(inner) or _is_flowers(inner):
+    if _has_own_state(inner) or _is_flowers(inner):
         return []
     return [name for name, value in vars(inner).items() if not callable(value) and not _savable(value)]
 
@@ -227,7 +226,7 @@ def settings(inner: Strategy) -> dict[str, Any]:
         if not hasattr(inner, setting):
             raise ValueError(f"training_settings of {name} names {setting!r}, which it does not have")
         kept[setting] = _comparable(f"{setting} of {name}", getattr(inner, setting))
-    return {"strategy": name, TRAINING: kept}
+    return {"strategy": name, "training": kept}
 
 
 _FLOWERS_SETTINGS = {

@@ -30,7 +30,7 @@ RECORD_KEYS = "arrays", "config"
 """Under which Flower's strategies send the model and the configuration, unless they are told other names."""
 TASK = "fedcgd"
 CHECKSUM = "checksum"
-SAID_WITH_AN_UPDATE = {"round", "attempt", "answered", CHECKSUM}
+REPLY_FIELDS = {"round", "attempt", "answered", CHECKSUM}
 """What a node says beside an update."""
 
 

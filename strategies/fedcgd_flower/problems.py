@@ -11,18 +11,18 @@ RejectionReason = Literal[
     "no answer",
     "node lost",
     "app crashed",
-    "error in local training",
+    "training failed",
     "client error",
     "without fedcgd's mod",
     "not asked for",
     "wrong round",
     "more users than asked",
     "wrong arrays",
-    "wrong shape or dtype",
+    "wrong type",
     "not finite",
     "tied weights",
-    "changed after clipping",
-    "left out by its node",
+    "altered reply",
+    "left out",
 ]
 """Why a reply is not in the sum."""
 
@@ -37,7 +37,7 @@ _BY_TEXT: dict[str, RejectionReason] = {
     NOT_FINITE: "not finite",
     TIED: "tied weights",
     ANOTHER_MODEL: "wrong arrays",
-    LOCAL_FAILURE: "error in local training",
+    LOCAL_FAILURE: "training failed",
 }
 _BY_CODE: dict[int, RejectionReason] = {
     3: "node lost",  # its message, its reply or the node itself is not available
@@ -67,18 +67,18 @@ HINTS: dict[RejectionReason, str] = {
     "not finite": NOT_FINITE_WORDS,
     "tied weights": "two names of state_dict() are one tensor of the model, as the embedding and the head of a language model "
     f"often are; {TIED_WORDS}; a node's own log names them",
-    "left out by its node": "a user's training raised, took too long, or ended with numbers that are not finite, or the node's "
+    "left out": "a user's training raised, took too long, or ended with numbers that are not finite, or the node's "
     "users(context) did not name it any more; a node's own log says which of these",
     "no answer": "the node was too slow (raise timeout=), or is gone",
     "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
-    "changed after clipping": "what fedcgd sent was changed, or something was added to it, before it left the node: take the "
+    "altered reply": "what fedcgd sent was changed, or something was added to it, before it left the node: take the "
     "mods that stand before clipped_update_mod out of its ClientApp, or put them after it; what they added was not read",
     "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
-    "error in local training": "a node's own log says where its training failed",
+    "training failed": "a node's own log says where its training failed",
     "wrong arrays": "a train function must reply the whole model that it was sent, with the same names and shapes; a node's own "
     "log says what differs",
     "app crashed": "a node's own log says why its ClientApp could not be loaded, or ended",
-    "wrong shape or dtype": "a ClippedSum of your own must return work.size integers, as work.clipped gives them",
+    "wrong type": "a ClippedSum of your own must return work.size integers, as work.clipped gives them",
 }
 """What the operator can do about a reason."""
 

@@ -66,7 +66,7 @@ def _added(received: Sequence["_UnverifiedUpdate | RejectionReason"], total: Int
             results.append(part)
         elif part.is_changed():
             total -= part.update
-            results.append("changed after clipping")
+            results.append("altered reply")
         else:
             if not part.is_within():
                 total -= part.update
@@ -118,8 +118,8 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
         return "without fedcgd's mod"
     if not isinstance(arrays, ArrayRecord) or sum(isinstance(record, ArrayRecord) for record in content.values()) > 1:
         return "wrong arrays"
-    if set(content) != {messages.TASK, messages.UPDATE} or not set(description) <= messages.SAID_WITH_AN_UPDATE:
-        return "changed after clipping"  # nobody asked for more, and nobody reads it
+    if set(content) != {messages.TASK, messages.UPDATE} or not set(description) <= messages.REPLY_FIELDS:
+        return "altered reply"  # nobody asked for more, and nobody reads it
     if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
         return "wrong round"
     answered = description.get("answered")
@@ -132,16 +132,16 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
     except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
         return "wrong arrays"
     if not isinstance(value, np.ndarray) or value.ndim != 1:
-        return "wrong shape or dtype"
+        return "wrong type"
     if len(task.users) == 1 and value.dtype in (np.float32, np.float64) and len(value) == task.layout.size:
         if not np.isfinite(value).all():
             return "not finite"
         if messages.CHECKSUM in description:
-            return "changed after clipping"  # it left fedcgd's code as integers
+            return "altered reply"  # it left fedcgd's code as integers
         return _UnverifiedUpdate(_clipped_and_rounded(value.astype(np.float64), task.clipping), task, answered, None)
     if value.dtype == task.dtype and len(value) == task.size:
         return _UnverifiedUpdate(np.ascontiguousarray(value), task, answered, description.get(messages.CHECKSUM))
-    return "wrong shape or dtype"
+    return "wrong type"
 
 
 def _clipped_and_rounded(update: NDArray[np.float64], clipping: Clipping) -> Integers:

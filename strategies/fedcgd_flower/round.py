@@ -279,7 +279,7 @@ class TrainingRounds:
         """Record who answered and why others are lost, and tell the operator what to do about it, once."""
         report = self.report
         for (_, task), result in zip(pending.requests, results, strict=True):
-            cause: RejectionReason = "left out by its node" if isinstance(result, int) else result
+            cause: RejectionReason = "left out" if isinstance(result, int) else result
             answered = result if isinstance(result, int) else 0
             missing = len(task.users) - answered
             self.dropped[cause] += missing if isinstance(result, int) else 1

@@ -14,9 +14,9 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.keepers import Keepers
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.run import discard_unused
-from fedcgd.ledger.transactions import MEMORY
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
+from fedcgd.support.records import MEMORY
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.cohort import CohortSelector

@@ -247,10 +247,10 @@ class UserDirectory:
                 + f" claimed by more than one node and not asked: a user belongs to one node. {self.claimants}"
             )
         if not kind_of(grid).is_simulation:
-            self._tell_of_crowds(hosted, names)
+            self._warn_of_crowds(hosted, names)
         return nodes
 
-    def _tell_of_crowds(self, hosted: Mapping[int, HostedUsers], names: Mapping[int, str]) -> None:
+    def _warn_of_crowds(self, hosted: Mapping[int, HostedUsers], names: Mapping[int, str]) -> None:
         """Say which node that is not registered names so many users that others hardly have a place in a cohort."""
         counts = sorted(((len(theirs.users), node_id) for node_id, theirs in hosted.items() if not theirs.shared))
         if len(counts) < 2 or names[counts[-1][1]]:
@@ -397,13 +397,13 @@ def _claimants(hosted: Mapping[int, HostedUsers], claimed_twice: AbstractSet[str
         for user in users:
             by.setdefault(user, []).append(node_id)
     others = {node_id: len({other for user in users for other in by[user]}) - 1 for node_id, users in at.items()}
-    told = [
+    claims = [
         f"node {node_id} ({names[node_id] or 'not registered'}) names {len(at[node_id])} of them, which "
         f"{plural(others[node_id], 'other node names', 'other nodes name')} too"
         for node_id in sorted(at, key=lambda node_id: (-others[node_id], -len(at[node_id]), node_id))
     ]
-    more = f"; and {plural(len(told) - _WAITS.named, 'node', 'nodes')} more" if len(told) > _WAITS.named else ""
-    return "; ".join(told[: _WAITS.named]) + more
+    more = f"; and {plural(len(claims) - _WAITS.named, 'node', 'nodes')} more" if len(claims) > _WAITS.named else ""
+    return "; ".join(claims[: _WAITS.named]) + more
 
 
 def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def opacus_batches(participation: Participation, examples: int, steps: int) -> l
         data_loader=DataLoader(data, batch_size=examples // steps),
         plan=plan,
     )
-    return [loader.batch_sampler.batch(t) for t in range(participation.rounds)]
+    return [loader.batch_sampler.rows(t) for t in range(participation.rounds)]
 
 
 def test_batches_of_opacus_follow_the_coins() -> None:

@@ -195,7 +195,7 @@ def batches(plan: Plan, examples: int, steps: int) -> list[np.ndarray]:
         data_loader=DataLoader(data, batch_size=examples // steps),
         plan=plan,
     )
-    return [loader.batch_sampler.batch(t) for t in range(plan.participation.rounds)]
+    return [loader.batch_sampler.rows(t) for t in range(plan.participation.rounds)]
 
 
 def test_batches_of_opacus_have_each_example_once_in_each_epoch() -> None:
@@ -204,5 +204,5 @@ def test_batches_of_opacus_have_each_example_once_in_each_epoch() -> None:
     for epoch in (found[:5], found[5:]):
         assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(100))
     assert not all(np.array_equal(a, b) for a, b in zip(found[:5], found[5:], strict=True))
-    with pytest.raises(ValueError, match=r"2 epochs \(max_participations\), and 10 rounds with 2 steps an epoch are 5"):
+    with pytest.raises(ValueError, match="max_participations=5"):
         batches(plan, 100, 2)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run
+from ledgers import refused
 from plans import make_plan
 from sql import edit
 
@@ -47,7 +48,7 @@ def test_a_model_that_cannot_be_written(path: Path) -> None:
 def test_the_file_of_the_keys_runs_is_no_ledger(tmp_path: Path) -> None:
     """Each of the two waited for the other's lock, for a minute."""
     key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    with pytest.raises(ValueError, match="the ledger is a file of its own"):
+    with refused("ledger-is-the-register"):
         Ledger.open(tmp_path / "noise.key.runs", plan=PLAN, configuration={}, key=key)
 
 

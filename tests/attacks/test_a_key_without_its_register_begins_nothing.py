@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import figures, run
+from ledgers import refused
 from sql import rows
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, adopt, joint, seal, verify
-from fedcgd.ledger.evaluations import EVALUATION_OF
+from fedcgd.ledger.run_composition import EVALUATION_OF
 
 PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
 
@@ -51,26 +52,24 @@ def folder(tmp_path: Path) -> Path:
 
 def test_key_and_ledger_without_the_register(folder: Path) -> None:
     copy = copied(folder, "noise.key", "run.db")
-    with pytest.raises(
-        ValueError, match=r"noise.key.runs, the register of this key's runs, is not there.*ledger adopt"
-    ):
+    with refused("register-lost"):
         opened(copy)
     assert sorted(path.name for path in copy.iterdir()) == ["noise.key", "run.db"]
     # Also where somebody has made an empty one, and for keys that were made without a register.
     (copy / "noise.key.runs").touch(0o600)
-    with pytest.raises(ValueError, match=r"noise.key.runs, the register of this key's runs, is empty.*ledger adopt"):
+    with refused("register-lost"):
         opened(copy)
     (copy / "noise.key").write_text((copy / "noise.key").read_text().split()[0])
     (copy / "noise.key.runs").unlink()
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"has released 2 rounds, and .*does not know of it"):
+        with refused("unknown-to-the-register"):
             opened(copy)
 
 
 def test_the_key_alone(folder: Path) -> None:
     """It says itself that it was made with a register. A key that says nothing begins: nothing here can know of other runs."""
     copy = copied(folder, "noise.key")
-    with pytest.raises(ValueError, match=r"the register of this key's runs, is not there.*a new key for a new run"):
+    with refused("register-lost"):
         opened(copy)
     assert [path.name for path in copy.iterdir()] == ["noise.key"]
     (copy / "noise.key").write_text((copy / "noise.key").read_text().split()[0])
@@ -86,7 +85,7 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     checked = verify(path)
     assert checked.problems == ()
     assert checked.released == 3
-    (said,) = checked.adopted
+    (said,) = checked.run.adopted
     assert "after 2 rounds, its operator declared this the latest ledger" in said
     for command in (["verify"], ["show"]):
         text = run("ledger", *command, path).output
@@ -97,12 +96,12 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     assert run("report", path, "-o", report).exit_code == 0
     assert "declared this the latest ledger" in report.read_text()
     # The register is whole again: an older copy stops, and there is nothing more to adopt.
-    with pytest.raises(ValueError, match="there is nothing to adopt"):
+    with refused("nothing-to-adopt"):
         adopt(path, NoiseKey.from_file(copy / "noise.key"))
     shutil.copy2(folder / "run.db", path)
-    with pytest.raises(ValueError, match="it is an old copy"):
+    with refused("old-copy"):
         opened(copy)
-    assert verify(folder / "run.db").adopted == ()
+    assert verify(folder / "run.db").run.adopted == ()
 
 
 def test_both_copies_go_on_after_a_false_declaration_and_compose_finds_it(folder: Path) -> None:
@@ -119,31 +118,31 @@ def test_the_evaluations_are_adopted_too(folder: Path) -> None:
     (folder / "noise.key.runs").unlink()
     adopt(folder / "run.db", NoiseKey.from_file(folder / "noise.key"))
     release(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
-    assert len(verify(folder / "run.db.evaluation").adopted) == 1
+    assert len(verify(folder / "run.db.evaluation").run.adopted) == 1
 
 
 def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
     path, key = folder / "run.db", NoiseKey.from_file(folder / "noise.key")
-    with pytest.raises(ValueError, match="has no register"):
+    with refused("key-without-register"):
         adopt(path, NoiseKey.generate())
     other = NoiseKey.from_file(tmp_path / "other.key", create=True)
-    with pytest.raises(ValueError, match="is of the key with fingerprint"):
+    with refused("another-key"):
         adopt(path, other)
-    with pytest.raises(ValueError, match="there is no ledger"):
+    with refused("no-ledger"):
         adopt(tmp_path / "none.db", key)
     # The key began the same run again, in another ledger, while this one was away.
     path.rename(folder / "away.db")
     (folder / "noise.key.runs").unlink()
     (folder / "noise.key").write_text((folder / "noise.key").read_text().split()[0])  # it names no register any more
     release(folder, 1)
-    with pytest.raises(ValueError, match="is that of another key, or was made anew"):
+    with refused("register-lost"):
         adopt(folder / "away.db", key)
     key = NoiseKey.from_file(folder / "noise.key")
-    with pytest.raises(ValueError, match=r"began the same run again .*is over"):
+    with refused("begun-again"):
         adopt(folder / "away.db", key)
-    assert verify(folder / "away.db").adopted == ()
+    assert verify(folder / "away.db").run.adopted == ()
     seal(folder / "away.db", None)
-    with pytest.raises(ValueError, match="was sealed on"):
+    with refused("sealed"):
         adopt(folder / "away.db", key)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ledgers import refused
 from plans import make_plan
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
@@ -77,13 +78,13 @@ def test_a_lost_ledger_does_not_begin_the_run_again(tmp_path: Path, key_file: Pa
         for file in tmp_path.glob("run.db*"):
             file.rename(tmp_path / f"gone.{file.name}")
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"began the same run on .*run.db, which has released 2 rounds.*new key"):
+        with refused("begun-before"):
             opened(other, key_file)
     assert not list(tmp_path.glob(f"{other.name}*"))  # what is refused leaves no ledger
-    with pytest.raises(ValueError, match="began the same run"):
+    with refused("begun-before"):
         opened(tmp_path / "folder" / "run.db", key_file)
     assert not (tmp_path / "folder").exists()
-    with pytest.raises(ValueError, match="began the same run"):  # a ledger in memory is no ledger
+    with refused("begun-before"):  # a ledger in memory is no ledger
         Ledger.open(":memory:", plan=PLAN, configuration={}, key=NoiseKey.from_file(key_file))
     if elsewhere:
         with opened(path, key_file) as ledger:
@@ -96,7 +97,7 @@ def test_of_two_that_begin_at_once_the_later_looks_again(tmp_path: Path) -> None
         registry.begin("one", "settings", "one.db")
         with registry.release("one", 0, [7]):
             pass
-        with pytest.raises(ValueError, match=r"began the same run on .* one.db, which has released 1 round;"):
+        with refused("begun-before"):
             registry.begin("two", "settings", "two.db")
         assert registry.run("two") is None
 
@@ -106,7 +107,7 @@ def test_a_sealed_run_does_not_begin_again_although_it_released_nothing(tmp_path
         registry.begin("one", "settings", "one.db")
         registry.check_new("settings", "two.db")
         registry.seal("one", "2026-01-01")
-        with pytest.raises(ValueError, match=r"began the same run on .* one.db, which was sealed on 2026-01-01"):
+        with refused("begun-before"):
             registry.begin("two", "settings", "two.db")
         assert registry.run("two") is None
 
@@ -118,7 +119,7 @@ def test_an_old_copy_is_refused(tmp_path: Path, key_file: Path) -> None:
     shutil.copy(path, tmp_path / "old.db")
     with opened(path, key_file) as ledger:
         release(ledger, 1)
-    with pytest.raises(ValueError, match="has 1 released round on record, and this key has released 2 of this run"):
+    with refused("old-copy"):
         opened(tmp_path / "old.db", key_file)
 
 
@@ -129,11 +130,11 @@ def test_of_two_copies_that_run_side_by_side_one_releases(tmp_path: Path, key_fi
     shutil.copy(path, tmp_path / "copy.db")
     with opened(path, key_file) as one, opened(tmp_path / "copy.db", key_file) as other:
         release(one, 1)
-        with pytest.raises(ValueError, match="round 2 is not released: another copy of this run"):
+        with refused("another-copy"):
             release(other, 1)
     # What was refused is not in the copy either: `fedcgd ledger model` would hand it out, a second release of the round.
     assert verify(tmp_path / "copy.db").released == 1
-    with pytest.raises(ValueError, match="this key has released 2 of this run: it is an old copy"):
+    with refused("old-copy"):
         opened(tmp_path / "copy.db", key_file)
     with opened(path, key_file) as one:
         release(one, 2)
@@ -144,7 +145,7 @@ def test_a_link_to_the_key_remembers_the_same_runs(tmp_path: Path, key_file: Pat
         release(ledger, 0)
     link = tmp_path / "link.key"
     link.symlink_to(key_file)
-    with pytest.raises(ValueError, match="this key began the same run"):
+    with refused("begun-before"):
         opened(tmp_path / "lost.db", link)
 
 
@@ -152,9 +153,9 @@ def test_a_run_that_released_nothing_may_begin_again_and_the_first_is_over(tmp_p
     with opened(tmp_path / "first.db", key_file) as first:
         with opened(tmp_path / "second.db", key_file) as second:
             release(second, 0)
-        with pytest.raises(ValueError, match=r"another copy of this run.* has begun again"):
+        with refused("another-copy"):
             release(first, 0)
-    with pytest.raises(ValueError, match=r"first.db is over"):
+    with refused("begun-again"):
         opened(tmp_path / "first.db", key_file)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from central_runs import MODES, Run
+from central_runs import MODES, Run, refused
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 
 PARTS = 3
@@ -79,7 +79,7 @@ def test_a_step_before_the_last_part_moves_nothing_and_releases_nothing(monkeypa
         accumulated.step(batch)
         assert accumulated.released == released
         assert bool((accumulated.model.weight == before).all()) is (released == 0)
-    with pytest.raises(RuntimeError, match="no batch from the loader"):
+    with refused("no batch"):
         accumulated.optimizer.step()
     assert len(accumulated.sums) == 1
 
@@ -95,7 +95,7 @@ def test_a_part_that_is_left_out_stops_the_round(left_out, monkeypatch):
             if i % PARTS == PARTS - 1:
                 accumulated.optimizer.step()
 
-    with pytest.raises(RuntimeError, match=r"fewer rows than the loader issued|no gradients of examples"):
+    with refused("rows", "no gradients"):
         loop()
     assert (accumulated.released, accumulated.sums) == (0, [])
 
@@ -111,7 +111,7 @@ def test_gradients_thrown_away_between_parts_stop_the_round(monkeypatch):
             if i % PARTS == PARTS - 1:
                 accumulated.optimizer.step()
 
-    with pytest.raises(RuntimeError, match="fewer rows than the loader issued"):
+    with refused("rows"):
         loop()
     assert accumulated.sums == []
 
@@ -128,7 +128,7 @@ def test_a_part_that_is_used_twice_stops_the_round(twice, monkeypatch):
             if i % PARTS == PARTS - 1:
                 accumulated.optimizer.step()
 
-    with pytest.raises(RuntimeError, match="more rows than the loader issued"):
+    with refused("rows"):
         loop()
     assert accumulated.sums == []
 
@@ -137,7 +137,7 @@ def test_a_part_of_an_earlier_round_does_not_count_in_the_next(monkeypatch):
     accumulated = run(monkeypatch)
     only_the_last(accumulated)
     kept = None
-    with pytest.raises(RuntimeError, match="more rows than the loader issued"):  # noqa: PT012
+    with refused("rows"):
         for i, batch in enumerate(accumulated.loader):
             kept = batch if kept is None else kept
             accumulated.backward(batch)
@@ -165,7 +165,7 @@ def test_two_loops_do_not_share_a_round(monkeypatch):
     accumulated.step(next(first))
     second = iter(accumulated.loader)
     next(second)
-    with pytest.raises(RuntimeError, match="another loop over the loader has begun"):
+    with refused("another loop"):
         next(first)
     assert accumulated.sums == []
 
@@ -175,7 +175,7 @@ def test_a_frozen_layer_between_parts_is_noticed(monkeypatch):
     parts = iter(accumulated.loader)
     accumulated.backward(next(parts))
     accumulated.model.bias.requires_grad_(False)
-    with pytest.raises(RuntimeError, match="not those that were made private"):
+    with refused("parameters"):
         next(parts)
     assert accumulated.sums == []
 

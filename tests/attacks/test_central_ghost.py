@@ -153,7 +153,7 @@ def test_the_longest_sequence_of_all_parts_decides_whether_a_sum_is_safe(monkeyp
     run = Run(monkeypatch, data=data, batch=2, accumulation=3, epochs=1, model=Mean(64, 64), mode="ghost")
     for length, (tokens, targets) in zip((2, 7, 3), run.loader, strict=True):
         run.step((tokens[:, :length], targets))
-    assert checked == [(6, 7), (6, 1)]  # of the parts here, and of the batch of all processes
+    assert checked == [(2, 2), (4, 7), (6, 3), (6, 1)]  # as many as are issued by then; and the batch of all processes
 
 
 class Text(nn.Module):

@@ -33,7 +33,7 @@ BEFORE = {
 def test_trained_parts_before_the_private_module_are_refused(before, mode, monkeypatch):
     run = Run(monkeypatch, mode=mode)
     for inputs, _ in run.loader:
-        with pytest.raises(RuntimeError, match="one module, and give that to make_private"):
+        with pytest.raises(RuntimeError, match="one module"):
             run.module(BEFORE[before](inputs))
         break
     assert run.released == 0
@@ -53,9 +53,9 @@ class Prompted(nn.Module):
 def test_a_trained_parameter_that_is_itself_an_input_is_refused(monkeypatch):
     run = Run(monkeypatch, model=Prompted())
     inputs = next(iter(run.loader))[0]
-    with pytest.raises(RuntimeError, match="a parameter outside of it"):
+    with pytest.raises(RuntimeError, match="parameter outside"):
         run.module(inputs, PROMPT)
-    with pytest.raises(RuntimeError, match="a parameter outside of it"):
+    with pytest.raises(RuntimeError, match="parameter outside"):
         run.module(inputs, prompt=PROMPT)
 
 
@@ -75,7 +75,7 @@ def test_they_are_refused_in_later_steps_too(compiled, monkeypatch):
     module = torch.compile(run.module, backend="eager") if compiled else run.module
     for number, (inputs, labels) in enumerate(run.loader):
         if number == 2:
-            with pytest.raises(RuntimeError, match="a parameter outside of it"):
+            with pytest.raises(RuntimeError, match="parameter outside"):
                 module(ENCODER(inputs))
             break
         run.loss(module(inputs), labels).backward()

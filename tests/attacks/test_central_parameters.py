@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from central_runs import MODES, Run
+from central_runs import MODES, Run, refused
 from torch import nn
 
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -41,7 +41,7 @@ def test_parameters_that_change_after_make_private_are_refused(mode, change, mon
     run = Run(monkeypatch, model=model, mode=mode)
     run.train()
     change(run)
-    with pytest.raises(RuntimeError, match="are not those that were made private"):
+    with refused("parameters"):
         run.train()
     assert len(run.sums) == 3
     assert max(run.norms()) <= 4.0
@@ -63,7 +63,7 @@ def test_a_frozen_parameter_never_moves(mode, monkeypatch):
 def test_a_parameter_that_needs_a_gradient_and_is_nobodys_is_refused(monkeypatch):
     model = network()
     run = Run(monkeypatch)
-    with pytest.raises(ValueError, match=r"0.weight and 1 other parameters .* not in the optimizer"):
+    with pytest.raises(ValueError, match=r"0\.weight"):
         CorrelatedPrivacyEngine(run.engine._key).make_private(
             module=model,
             optimizer=torch.optim.SGD(model[2].parameters(), lr=1.0),
@@ -73,5 +73,5 @@ def test_a_parameter_that_needs_a_gradient_and_is_nobodys_is_refused(monkeypatch
 
 
 def test_embeddings_that_change_by_being_looked_up_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="'0' has max_norm"):
+    with pytest.raises(ValueError, match="max_norm"):
         Run(monkeypatch, model=nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)))

@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from central_runs import MODES, Run, examples
+from central_runs import MODES, Run, examples, refused
 from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
 from torch import nn
 from torch.nn import functional
@@ -323,7 +323,7 @@ class Sometimes(Centred):
 
 def test_later_batches_are_looked_at_too(monkeypatch):
     data = TensorDataset(torch.randn(40, 6), torch.arange(40) % 3)
-    data.tensors[0][Run(monkeypatch, data=data, batch=4, epochs=1).loader.batch_sampler.batch(9)] += 2e3
+    data.tensors[0][Run(monkeypatch, data=data, batch=4, epochs=1).loader.batch_sampler.rows(9)] += 2e3
     run = Run(monkeypatch, data=data, batch=4, epochs=1, model=Sometimes())
     with pytest.raises(CrossExampleLeakError):
         run.train()
@@ -378,7 +378,7 @@ def test_one_row_more_is_not_added_to_all_rows(monkeypatch):
     """Expanded weights add gradients up; one row would be broadcast: an example in the rows of all."""
     run = Run(monkeypatch, mode="ew")
     inputs, targets = next(iter(run.loader))
-    with pytest.raises(RuntimeError, match="a forward pass of 1 rows after one of 4"):
+    with refused("rows"):
         (run.loss(run.module(inputs), targets) + run.loss(run.module(inputs[:1]), targets[:1])).backward()
     run.train()  # the round starts afresh
     assert run.released == 3
@@ -392,7 +392,7 @@ def test_an_example_that_is_there_twice_is_refused(data, monkeypatch):
         "concatenated": ConcatDataset([base, Subset(base, [5])]),
         "nested": Subset(Subset(base, [5, 4, 3]), [0, 1, 0]),
     }[data]
-    with pytest.raises(ValueError, match=r"the data set has example [0-9] and 0 others more than once"):
+    with pytest.raises(ValueError, match="more than once"):
         Run(monkeypatch, data=data)
 
 
@@ -427,7 +427,7 @@ def test_a_model_that_is_no_longer_private_has_its_gradients(monkeypatch):
 def test_a_private_optimizer_is_not_copied(monkeypatch):
     run = Run(monkeypatch)
     for copied in (copy.deepcopy, lambda optimizer: torch.save(optimizer, io.BytesIO())):
-        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        with pytest.raises(TypeError, match="copied or"):
             copied(run.optimizer)
     assert copy.deepcopy(run.module).state_dict().keys() == run.module.state_dict().keys()  # an average of models can
     torch.save(run.module, io.BytesIO())
@@ -446,7 +446,7 @@ def test_an_interrupt_while_a_round_begins_leaves_no_round(monkeypatch):
     run.optimizer.on_batch = interrupt
     with pytest.raises(KeyboardInterrupt):
         next(iter(run.loader))
-    with pytest.raises(RuntimeError, match="there is no batch from the loader"):
+    with refused("no batch"):
         run.optimizer.step()
     del run.optimizer.on_batch
     run.train()
@@ -455,5 +455,5 @@ def test_an_interrupt_while_a_round_begins_leaves_no_round(monkeypatch):
 
 def test_an_optimizer_of_several_gradients_a_step_is_refused(monkeypatch):
     monkeypatch.setattr(torch.optim, "SGD", lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr))
-    with pytest.raises(TypeError, match="LBFGS computes gradients several times a step"):
+    with pytest.raises(TypeError, match="LBFGS"):
         Run(monkeypatch)

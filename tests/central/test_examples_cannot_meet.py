@@ -240,20 +240,20 @@ WRITERS = {
 def test_a_model_that_writes_to_what_it_keeps_is_refused(kind):
     model = WRITERS[kind]()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="the model writes to"):
+    with pytest.raises(ValueError, match="writes to"):
         summed(model, *examples(), sigma=0.5)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]) or kind == "what is frozen", name  # of which there is no copy
 
 
 def test_batch_norm_in_training_is_refused_at_once_and_later():
-    with pytest.raises(ValueError, match=r"'layers\.1' is BatchNorm1d"):
+    with pytest.raises(ValueError, match=r"'layers\.1' .*GroupNorm"):
         summed(Wrapped(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), *examples())
     model = Wrapped(nn.Linear(5, 4), nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2).eval(), nn.Flatten(), nn.Linear(4, 3))
     inputs, targets = examples()
     step = PrivateGradient(model, cross_entropy, TensorDataset(inputs, targets), plan(0.5), key=NoiseKey.simulation(1))
     model.train()
-    with pytest.raises(ValueError, match=r"'layers\.2' is BatchNorm1d .* after each train\(\)"):
+    with pytest.raises(ValueError, match=r"'layers\.2' .*eval\(\)"):
         step()
 
 

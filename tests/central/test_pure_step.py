@@ -124,7 +124,7 @@ def test_after_the_last_round_nothing_is_released():
     step = PrivateGradient(words(), cross_entropy, data(), plan(), key=NoiseKey.simulation(1))
     for _ in range(ROUNDS):
         step()
-    with pytest.raises(RuntimeError, match="all 6 rounds"):
+    with pytest.raises(RuntimeError, match="6 rounds"):
         step()
 
 
@@ -174,7 +174,7 @@ def test_frozen_parameters_stay_and_are_not_in_the_norm():
     assert model[0].weight.grad is None
     np.testing.assert_allclose(filled(model), clipped_sum(model, rows) / 8, rtol=1e-5, atol=1e-8)
     model[0].weight.requires_grad_(True)
-    with pytest.raises(RuntimeError, match="make another PrivateGradient"):
+    with pytest.raises(RuntimeError, match="another PrivateGradient"):
         step()
 
 

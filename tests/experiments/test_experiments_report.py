@@ -172,9 +172,9 @@ def test_earlier_runs_are_compared_with_their_first_arm(tmp_path: Path) -> None:
 
 def test_a_table_without_results_says_so_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     assert "*Not run yet.*" in fill("<!-- table: accuracy/digits -->\n<!-- end -->", tmp_path)
-    with pytest.raises(ValueError, match="unknown table accuracies/digits; the tables are verdict"):
+    with pytest.raises(ValueError, match="accuracies/digits.*verdict"):
         table(tmp_path, "accuracies/digits")
-    with pytest.raises(ValueError, match="unknown study 'digit'; the studies are digits"):
+    with pytest.raises(ValueError, match="'digit'.*digits"):
         table(tmp_path, "accuracy/digit")
 
 
@@ -188,9 +188,9 @@ def test_the_pictures(results: Path) -> None:
     (axes,) = frontier.axes
     assert len(axes.containers) == 4
     assert [round(y, 1) for y in axes.containers[1].lines[0].get_ydata()] == [51.5, 52.5]
-    with pytest.raises(ValueError, match=r"no study has results at ε = 0\.5"):
+    with pytest.raises(ValueError, match=r"0\.5"):
         plots.frontier(found, 0.5)
-    with pytest.raises(ValueError, match="no study has an arm"):
+    with pytest.raises(ValueError, match="an arm"):
         plots.gains([])
 
 

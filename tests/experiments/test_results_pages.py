@@ -158,7 +158,7 @@ def test_the_tables_of_samplings_are_the_kept_ones() -> None:
     assert spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    page = (ROOT / "docs" / "accounting.md").read_text()
+    page = (ROOT / "benchmarks" / "reports" / "accounting.md").read_text()
     rows = benchmark.kept()
     tables = {size.table: benchmark.samplings(rows, size) for size in benchmark.SIZES}
     assert len(tables) == 3

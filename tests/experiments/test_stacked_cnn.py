@@ -54,7 +54,7 @@ def alone(copy: Copy) -> Tensor:
 @pytest.mark.parametrize("at_once", [3072, 7])
 def test_each_copy_is_the_one_that_is_trained_alone(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked_cnn, "_AT_ONCE", at_once)  # so that a round's sum has several parts
-    samplings: list[str] = ["none", "poisson", "balls-in-bins"]
+    samplings = ["none", "poisson", "balls-in-bins"]
     copies = [
         Copy(Rounds(4, 3, sampling), taps, (0.5, 0.4, 0.3, 0.2), seed)
         for sampling, taps, seed in zip(

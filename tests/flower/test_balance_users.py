@@ -148,7 +148,7 @@ def test_a_node_that_answers_for_nobody_is_lost_to_the_round_too() -> None:
     assert {key: sorted(nodes) for key, nodes in asked_at(grid).items()} == {
         (round, attempt): [1] if attempt else [1, 2] for round in range(6) for attempt in (0, 1)
     }
-    assert strategy.dropped == {"left out by its node": 12}
+    assert strategy.dropped == {"left out": 12}
 
 
 def test_a_run_that_goes_on_with_another_number_of_nodes_has_the_same_bits(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_users_that_their_nodes_leave_out_are_still_replaced() -> None:
     assert strategy.start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
     for nodes in asked_at(grid).values():
         assert sorted(nodes) == [1, 2]
-    assert strategy.dropped["left out by its node"] <= 3
+    assert strategy.dropped["left out"] <= 3
 
 
 def test_too_few_users_are_told_with_the_nodes_that_share_them() -> None:

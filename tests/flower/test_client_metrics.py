@@ -66,7 +66,7 @@ def test_every_statement_says_so(tmp_path: Path) -> None:
     run(plain, key, 2)
     run(told, key, 2, forward_client_metrics=True)
     for path, said in ((plain, False), (told, True)):
-        assert verify(path).forwards_client_metrics is said
+        assert verify(path).run.forwards_client_metrics is said
         statement = privacy_statement(path)
         assert statement["private"] is not said
         assert statement["forwards_client_metrics"] is said
@@ -85,6 +85,6 @@ def test_ledgers_without_the_setting_are_found_by_what_is_on_record(tmp_path: Pa
     path, key = tmp_path / "run.db", NoiseKey.generate()
     with Ledger.open(path, plan=PLAN, configuration={}, key=key) as ledger:
         ledger.record_metrics("evaluate", 1, {"acc": 0.5})
-        assert not verify(path).forwards_client_metrics
+        assert not verify(path).run.forwards_client_metrics
         ledger.record_metrics("evaluate on clients", 1, {"acc": 0.5})
-    assert verify(path).forwards_client_metrics
+    assert verify(path).run.forwards_client_metrics

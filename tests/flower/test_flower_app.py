@@ -266,7 +266,7 @@ def test_an_update_that_a_mod_changed_after_clipping_is_dropped() -> None:
         run = strategy()
         grid = nodes(ordinary_app("group", [], mods=[mod, clipped_update_mod]))
         run.start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
-        assert run.dropped == {"changed after clipping": 4}
+        assert run.dropped == {"altered reply": 4}
 
 
 @pytest.mark.parametrize("what", ["a record", "a number beside the update's"])
@@ -284,7 +284,7 @@ def test_what_a_mod_adds_to_an_update_is_not_taken(what: str, caplog: pytest.Log
     run = strategy()
     grid = nodes(ordinary_app("group", [], mods=[tells, clipped_update_mod]))
     run.start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
-    assert run.dropped == {"changed after clipping": 4}
+    assert run.dropped == {"altered reply": 4}
     assert "before clipped_update_mod" in caplog.text
 
 
@@ -417,7 +417,7 @@ def test_a_reply_of_another_model_is_told_as_that(what: str, caplog: pytest.LogC
     assert "model that" in caplog.text
     assert told in caplog.text
     assert "whole model" in caplog.text
-    assert "local training failed" not in caplog.text
+    assert "training failed" not in caplog.text
 
 
 def test_a_finished_run_that_is_started_again_says_that_it_trains_nothing(
@@ -437,7 +437,7 @@ def test_a_finished_run_that_is_started_again_says_that_it_trains_nothing(
 
 
 def test_helpers_name_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="parameter 'norm.weight'"):
+    with pytest.raises(ValueError, match=r"parameter 'norm\.weight'"):
         load_arrays(make_net(), ArrayRecord({"head.weight": Array(np.zeros((2, 4), np.float32))}))
 
 
@@ -457,11 +457,11 @@ def test_each_user_counts_once_is_said_once(caplog: pytest.LogCaptureFixture) ->
         run.start(
             nodes(ordinary_app("group", [], mods=[clipped_update_mod])), ArrayRecord(make_net("group").state_dict())
         )
-    assert caplog.text.count("each user counts once") == 1
+    assert caplog.text.count("user counts") == 1
 
 
 def test_an_app_of_the_earlier_api_is_told_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """It ended in a KeyError in the node's log, and in "error in local training" on the server."""
+    """It ended in a KeyError in the node's log, and in "training failed" on the server."""
 
     class Numbers(NumPyClient):
         def fit(self, parameters, config):

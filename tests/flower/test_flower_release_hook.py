@@ -72,7 +72,7 @@ class OwnStart(FedAvg):
 
 def test_a_start_of_its_own_is_refused_unless_a_hook_does_its_work(caplog: pytest.LogCaptureFixture) -> None:
     """Flower's advanced-pytorch lost its checkpoints and its W&B run without a word."""
-    with pytest.raises(ValueError, match="OwnStart.start is"):
+    with pytest.raises(ValueError, match=r"OwnStart\.start is"):
         make(OwnStart())
     told = []
     make(OwnStart(), on_release=lambda event: told.append(event.release)).start(two_nodes(), record(np.zeros(SIZE)))

@@ -81,12 +81,12 @@ BAD = {
     "metric": (lambda request, reply: with_a_metric(reply), "wrong arrays"),
     "renamed": (lambda request, reply: with_arrays(reply, {"w": Array(np.zeros(SIZE, np.int32))}), "wrong arrays"),
     "terabyte": (lambda request, reply: with_arrays(reply, {"flat": claiming_a_terabyte()}), "wrong arrays"),
-    "longer": (lambda request, reply: with_update(reply, np.zeros(SIZE + 1, np.int32)), "wrong shape or dtype"),
-    "column": (lambda request, reply: with_update(reply, np.zeros((SIZE, 1), np.int32)), "wrong shape or dtype"),
-    "half": (lambda request, reply: with_update(reply, np.zeros(SIZE, np.float16)), "wrong shape or dtype"),
+    "longer": (lambda request, reply: with_update(reply, np.zeros(SIZE + 1, np.int32)), "wrong type"),
+    "column": (lambda request, reply: with_update(reply, np.zeros((SIZE, 1), np.int32)), "wrong type"),
+    "half": (lambda request, reply: with_update(reply, np.zeros(SIZE, np.float16)), "wrong type"),
     "not finite": (
         lambda request, reply: with_update(reply, np.full(SIZE, np.nan, np.float16)),
-        "wrong shape or dtype",
+        "wrong type",
     ),
 }
 """name → (what it makes of an honest reply, the cause under which that is dropped)."""

@@ -79,7 +79,7 @@ def test_causes_are_told_apart_and_a_hint_comes_once(caplog: pytest.LogCaptureFi
     make(participation=participation, cohort_size=12).start(grid, record(np.zeros(SIZE)), timeout=0.0)
     [line, *_] = [line for line in lines(caplog) if line.startswith("[ROUND ")]
     assert "training: 2" in line
-    assert caplog.text.count("must be the first of its mods") == 1
+    assert caplog.text.count("its mods") == 1
     assert caplog.text.count("a node's own log says where its training failed") == 1
     assert "patient" not in caplog.text
 
@@ -109,7 +109,7 @@ def test_what_is_waited_for_is_what_is_missing(caplog: pytest.LogCaptureFixture)
         make(participation=participation, cohort_size=3, expected_users=2, patience=0.1).start(
             grid, record(np.zeros(SIZE))
         )
-    assert "0 of 2 nodes" not in caplog.text
+    assert "0 of" not in caplog.text
     assert "part: connect" in caplog.text
 
 
@@ -139,7 +139,7 @@ def test_min_available_nodes_is_waited_for_or_said_not_to_be(caplog: pytest.LogC
     inner = FedAvg(min_train_nodes=4, min_available_nodes=20)
     with pytest.raises(ValueError, match="12 users"):
         make(inner).start(two_nodes(), record(np.zeros(SIZE)))
-    assert "is not waited for" not in caplog.text
+    assert "waited for" not in caplog.text
     assert make(inner).start(two_nodes(20), record(np.zeros(SIZE)), num_rounds=1).released == 1
     make(inner, expected_users=12).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
     assert "because expected_users" in caplog.text
@@ -206,13 +206,13 @@ def test_an_aggregation_of_metrics_that_is_not_called_is_said(caplog: pytest.Log
 
     make(FedAvg(train_metrics_aggr_fn=mean_loss)).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
     make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
-    assert caplog.text.count("train_metrics_aggr_fn is not called") == 1
+    assert caplog.text.count("train_metrics_aggr_fn is") == 1
 
 
 def test_a_key_with_other_runs_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
     for name, clip_norm in (("first", 0.5), ("first", 0.5), ("second", 0.25)):
-        assert "earlier run has" not in caplog.text
+        assert "earlier run" not in caplog.text
         make(key=key, ledger=tmp_path / f"{name}.db", clip_norm=clip_norm).start(
             two_nodes(), record(np.zeros(SIZE)), num_rounds=1
         )
@@ -230,7 +230,7 @@ def test_a_new_key_in_the_place_of_a_deleted_one_knows_the_earlier_runs(
         key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
         make(key=key, ledger=tmp_path / f"{name}.db").start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
         if name == "first":
-            assert "fedcgd ledger compose" not in caplog.text
+            assert "ledger compose" not in caplog.text
             seal(tmp_path / "first.db", tmp_path / "noise.key")
     [told] = [line for line in lines(caplog) if "ledger compose" in line]
     assert (
@@ -256,8 +256,8 @@ def test_a_strategy_that_sees_sums_before_they_are_on_record_is_warned_of(caplog
     ):
         caplog.clear()
         make(inner).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
-        assert caplog.text.count("Saves.aggregate_train is its own") == warned
-        assert caplog.text.count("Keep models in on_release") == warned
+        assert caplog.text.count("Saves.aggregate_train is") == warned
+        assert caplog.text.count("in on_release,") == warned
 
 
 @pytest.mark.parametrize("wrong", ["4", 1.5, -1])

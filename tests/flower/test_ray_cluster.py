@@ -120,7 +120,7 @@ def test_the_programs_of_the_page_bring_the_code_to_where_the_cpus_are_and_the_k
     assert set(users) == {f"user {i}" for i in range(12)}
     assert len(set(users.values())) == 1
     found = verify(tmp_path / "server" / "run.db")
-    assert (found.problems, found.released, found.simulated) == ((), 6, False)
+    assert (found.problems, found.released, found.run.simulated) == ((), 6, False)
     assert (tmp_path / "server" / "noise.key").exists()
 
 

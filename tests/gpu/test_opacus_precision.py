@@ -140,7 +140,7 @@ def test_rounding_in_any_order_is_not_taken_for_mixed_rows(monkeypatch: pytest.M
     for seed in range(3):
         torch.manual_seed(seed)
         Run(monkeypatch, model=Attention(mixes=False), size=40, batch=4).train()
-        with pytest.raises(RuntimeError, match="another example in the first row"):
+        with pytest.raises(RuntimeError, match="another example"):
             Run(monkeypatch, model=Attention(mixes=True), size=40, batch=4).train()
 
 
@@ -149,7 +149,7 @@ def test_a_grad_scaler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     scaler = torch.amp.GradScaler("cpu")
     batch = next(iter(run.loader))
     scaler.scale(run.loss(run.module(batch[0]), batch[1])).backward()
-    with pytest.raises(RuntimeError, match="Use autocast with bfloat16, which needs no GradScaler"):
+    with pytest.raises(RuntimeError, match="bfloat16"):
         scaler.step(run.optimizer)
     assert run.released == 0
     run.train()

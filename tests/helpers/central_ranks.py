@@ -24,8 +24,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fedcgd import LambdaCGD, Mechanism, NoiseKey, Participation, Plan
+from fedcgd.central.releases import Releases
+from fedcgd.ledger import Ledger
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.shards import _AllGather
 
 EXAMPLES, STEPS, SIGMA = 48, 4, 0.7
@@ -180,7 +181,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         model = DifferentiallyPrivateDistributedDataParallel(model)
     seed = 2 if here == "key" else 1
     key = NoiseKey.from_file(job.folder / "noise.key") if job.secret else NoiseKey.simulation(seed)
-    engine = CorrelatedPrivacyEngine(key, record=None if "no record" in (here, all_over) else job.folder / "releases")
+    engine = CorrelatedPrivacyEngine(key, record=None if job.plain else job.folder / "run.db")
     rate = 0.3 if here != "rate" else 0.4
     # Of a round there are as many batches of the loader as `parts`; one part is one for each rank.
     plain_optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
@@ -197,7 +198,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         noise=job.noise,
         grad_sample_mode=job.mode,
         accumulation_steps=job.parts,
-        assume_independent="checked in one process" if job.sharded and job.trouble != "unasked" else None,
+        assume_independent="checked in one process" if job.sharded and "unasked" not in (here, all_over) else None,
     )
     module, optimizer, loader = private[0], private[1], private[-1]
     loss = private[2] if len(private) == 4 else nn.functional.cross_entropy
@@ -268,16 +269,16 @@ def whole(p: torch.Tensor) -> torch.Tensor:
 def listen() -> list[tuple[bytes, bytes]]:
     """What this rank has summed in each round, and what is released of it, from now on."""
     sums: list[tuple[bytes, bytes]] = []
-    add = RoundNoise.add_together
+    release = Releases.release
 
-    def listening(noise: RoundNoise, total: torch.Tensor, *args: Any, **options: Any) -> int:
-        noise.round_to_lattice(total)
+    def listening(releases: Releases, total: torch.Tensor, *args: Any) -> torch.Tensor | None:
         before = total.numpy().tobytes()
-        nonce = add(noise, total, *args, **options)
-        sums.append((before, total.numpy().tobytes()))
-        return nonce
+        noised = release(releases, total, *args)
+        assert noised is not None
+        sums.append((before, noised.double().numpy().tobytes()))
+        return noised
 
-    RoundNoise.add_together = listening  # type: ignore[method-assign]
+    Releases.release = listening  # type: ignore[method-assign]
     return sums
 
 
@@ -307,30 +308,29 @@ def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine, model: nn.
     elif trouble == "dies in the backward pass":
         model[1].register_forward_hook(lambda _layer, _inputs, outputs: outputs.register_hook(die) and None)
     elif trouble == "dies after the record":
-        put = RoundNoise._put_on_record
+        put = Ledger.record_aggregated
 
-        def put_and_die(*given: Any) -> int:
-            nonce = put(*given)
+        def put_and_die(*given: Any) -> None:
+            put(*given)
             die()
-            return nonce
 
-        RoundNoise._put_on_record = put_and_die  # type: ignore[method-assign]
+        Ledger.record_aggregated = put_and_die  # type: ignore[method-assign]
     elif trouble == "dies before the release":
-        add = RoundNoise.add_together
+        release = Releases.release
 
-        def add_and_die(*given: Any, **options: Any) -> int:
-            nonce = add(*given, **options)
-            die()
-            return nonce
+        def release_and_die(releases: Releases, total: torch.Tensor, round: int, rows: Any) -> torch.Tensor | None:
+            noised = release(releases, total, round, rows)
+            if round == job.in_round:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return noised
 
-        RoundNoise.add_together = add_and_die  # type: ignore[method-assign]
+        Releases.release = release_and_die  # type: ignore[method-assign]
     elif trouble == "no disk":
 
         def full(*_: Any) -> None:
             raise OSError("no space left on device")
 
-        assert engine._record is not None
-        engine._record.append = full  # type: ignore[method-assign, assignment]
+        Ledger.record_aggregated = full  # type: ignore[method-assign]
     elif trouble == "model":
 
         def nudge(*_: Any) -> None:

@@ -1,13 +1,15 @@
 """Small Opacus runs for tests: an engine with its plan, and the sums of its rounds as they meet their noise."""
 
+import pytest
 import torch
 from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
+from fedcgd.central.releases import Releases
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.round_noise import RoundNoise
+from fedcgd.opacus.rounds import StepError
 
 MODES = ["hooks", "functorch", "ew", "ghost"]
 
@@ -38,6 +40,7 @@ class Run:
         everything=False,
         accumulation=1,
         noise_multiplier=1.0,
+        record=None,
         **options,
     ):
         torch.manual_seed(0)
@@ -51,7 +54,7 @@ class Run:
             noise_multiplier=noise_multiplier,
         )
         self.base = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad or everything], lr=rate)
-        self.engine = CorrelatedPrivacyEngine(key or NoiseKey.simulation(1))
+        self.engine = CorrelatedPrivacyEngine(key or NoiseKey.simulation(1), record=record)
         private = self.engine.make_private(
             module=self.model,
             optimizer=self.base,
@@ -63,15 +66,15 @@ class Run:
         )
         self.module, self.optimizer, self.loader = private[0], private[1], private[-1]
         self.loss = private[2] if mode == "ghost" else nn.CrossEntropyLoss()
-        self.sums, add = [], RoundNoise.add
+        self.sums, release = [], Releases.release
 
-        def listening(noise, total, run, nonces):
-            if noise is self.optimizer._noise:
-                step = None if noise.lattice is None else noise.lattice.step  # without noise there is no grid
-                self.sums.append(total.clone() if step is None else torch.round(total / step) * step)
-            return add(noise, total, run, nonces)
+        def listening(releases, total, round, rows):
+            if releases is self.engine.accountant.rounds.releases:
+                step = 1.0 if self.plan.noiseless else releases.lattice.step  # without noise there is no grid
+                self.sums.append(total * step)
+            return release(releases, total, round, rows)
 
-        monkeypatch.setattr(RoundNoise, "add", listening)
+        monkeypatch.setattr(Releases, "release", listening)
 
     @property
     def released(self):
@@ -94,3 +97,8 @@ class Run:
 
     def norms(self):
         return [float(total.norm()) for total in self.sums]
+
+
+def refused(*reasons):
+    """A context in which a step or a batch is refused for one of these reasons."""
+    return pytest.raises(StepError, check=lambda error: error.reason in reasons)

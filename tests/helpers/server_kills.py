@@ -85,7 +85,7 @@ def run_with_kills(folder: Path, rounds: int, kills: int, victims: str, noise: s
 
 def check_that_nothing_is_lost_and_nothing_happens_twice(run: KilledRun) -> None:
     verification = verify(run.folder / "ledger")
-    assert (verification.released, verification.problems, verification.simulated) == (run.rounds, (), False)
+    assert (verification.released, verification.problems, verification.run.simulated) == (run.rounds, (), False)
 
     # One model for each release, whoever saw it and however often the server was killed since.
     models = defaultdict(set)

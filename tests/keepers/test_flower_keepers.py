@@ -23,7 +23,7 @@ from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger, export, verify
-from fedcgd.ledger.openings import read as openings_of
+from fedcgd.ledger.attempts import read_openings as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
@@ -419,22 +419,22 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
         output = run("ledger", command, real.ledger)
         assert output.exit_code == 0, output.output
         # A table's cell goes on in the next line, at a word that depends on the width that the process first saw.
-        assert "spent without" in " ".join(output.output.replace("│", " ").split())
+        assert "rounds spent without a model" in " ".join(output.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("DELETE FROM openings WHERE round = 1", "1 round was released without the keepers' opening on record"),
-        ("UPDATE openings SET keepers = '[\"k0\"]' WHERE round = 0", "1 round has other keepers than the run"),
-        ('UPDATE openings SET keepers = \'["k0", "k1", "x"]\'', "2 rounds have other keepers than the run"),
-        ("UPDATE openings SET list_hash = zeroblob(32) WHERE round = 0", "1 round was released without"),
+        ("DELETE FROM openings WHERE round = 1", "no-opening"),
+        ("UPDATE openings SET keepers = '[\"k0\"]' WHERE round = 0", "other-keepers"),
+        ('UPDATE openings SET keepers = \'["k0", "k1", "x"]\'', "other-keepers"),
+        ("UPDATE openings SET list_hash = zeroblob(32) WHERE round = 0", "no-opening"),
     ],
 )
 def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeepers, change: str, problem: str) -> None:
     real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=2)
     edit(real.ledger, change)
-    assert any(problem in found for found in verify(real.ledger).problems)
+    assert problem in [found.reason for found in verify(real.ledger).problems]
 
 
 # What is refused.

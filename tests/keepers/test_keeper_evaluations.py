@@ -20,7 +20,7 @@ from fedcgd import DPSGD, Participation
 from fedcgd.keepers import EVALUATION, TRAINING, Keepers
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
-from fedcgd.ledger.evaluations import with_evaluations
+from fedcgd.ledger.run_composition import with_evaluations
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.release import ReleaseProtocol
 from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation

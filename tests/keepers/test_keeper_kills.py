@@ -11,8 +11,8 @@ from fedcgd.keepers import EVALUATION, TRAINING
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.verification import contradictions
 from fedcgd.ledger import verify
-from fedcgd.ledger.evaluations import evaluation_ledger
-from fedcgd.ledger.openings import read as openings_of
+from fedcgd.ledger.attempts import read_openings as openings_of
+from fedcgd.ledger.run_composition import evaluation_ledger
 from fedcgd.ledger.store import reader
 
 SIZES = [

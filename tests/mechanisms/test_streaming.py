@@ -167,7 +167,7 @@ def test_single_precision_errs_by_less_than_four_millionths_however_many_rounds(
 )
 def test_what_buffers_bring_to_a_round_follows_from_earlier_rounds_alone(mechanism) -> None:
     """Rows of two Z_t from the same buffers differ by their difference over C[t, t], but for the row's own additions: what the
-    bound on noise in buffers (docs/accounting.md) is proven from.
+    bound on noise in buffers (docs: proofs.md) is proven from.
     """
     n, z = 40, np.random.default_rng(4).standard_normal((40, 2, 100)).astype(np.float32)
     diagonal, state = np.diag(matrix(mechanism, n)), State()

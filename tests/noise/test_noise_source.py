@@ -142,6 +142,6 @@ def test_no_noise_after_the_last_round() -> None:
 def test_the_grid_holds_the_largest_row_of_the_noise():
     """Of one coordinate at clip norm 1 it holds 2³⁰; a row of C⁻¹ of λ = 0.9 sums up to 1.9."""
     plan = make_plan(LambdaCGD(0.9), Participation(rounds=4), noise_multiplier=0.6 * 2**30)
-    with pytest.raises(ValueError, match="more than the lattice holds"):
+    with pytest.raises(ValueError, match="lattice"):
         lattice_of(plan, 1)
     assert lattice_of(replace(plan, mechanism=LambdaCGD(0.0)), 1) == Lattice(2.0**-10)

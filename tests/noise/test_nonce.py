@@ -72,5 +72,5 @@ def test_keys_and_runs_have_nonces_of_their_own_and_a_simulation_repeats(repeati
 
 @pytest.mark.parametrize("size", [0, 16, 33])
 def test_a_key_of_another_length_is_refused(size):
-    with pytest.raises(ValueError, match=f"32 bytes .* got {size}"):
+    with pytest.raises(ValueError, match=f"got {size}"):
         synthetic_nonce(bytes(size), [], SUM)

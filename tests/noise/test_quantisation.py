@@ -132,29 +132,29 @@ def test_noise_far_finer_than_its_own_resolution_still_covers_every_cell():
 
 @pytest.mark.parametrize("update", [[np.nan], [np.inf], [-np.inf], [1e300], [2.0**40], [-(2.0**33)]])
 def test_what_does_not_fit_is_refused(update):
-    with pytest.raises(ValueError, match="not finite or too large"):
+    with pytest.raises(ValueError, match="too large"):
         Lattice(2.0**-20).to_steps(np.array(update))
 
 
 @pytest.mark.parametrize("step", [0.0, -1.0, 0.3, float("inf"), float("nan"), 2.0**-600])
 def test_a_step_that_is_no_power_of_two_is_refused(step):
-    with pytest.raises(ValueError, match="power of two"):
+    with pytest.raises(ValueError, match="2⁵⁰⁰"):
         Lattice(step)
 
 
 def test_bad_noise_arguments_are_refused_before_the_total_changes():
     total = np.zeros(3, np.int64)
-    with pytest.raises(ValueError, match="at least one term"):
+    with pytest.raises(ValueError, match="one term"):
         add_noise(total, STREAM, [], 1.0, Lattice(1.0))
     with pytest.raises(ValueError, match="larger steps"):
         add_noise(total, STREAM, TERMS, 1.0, Lattice(2.0**-47))
-    with pytest.raises(ValueError, match="stddev must be finite"):
+    with pytest.raises(ValueError, match="stddev"):
         add_noise(total, STREAM, TERMS, -1.0, Lattice(1.0))
-    with pytest.raises(ValueError, match="round must be"):
+    with pytest.raises(ValueError, match="round"):
         add_noise(total, STREAM, [(-1, 0, 1.0)], 1.0, Lattice(1.0))
     with pytest.raises(ValueError, match="coordinates must"):
         add_noise(total, STREAM, TERMS, 1.0, Lattice(1.0), start=2**40)
-    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="got 0"):
         add_noise(total, STREAM, TERMS, 1.0, Lattice(1.0), threads=0)
     for wrong in (np.zeros(3), np.zeros(3, np.int32), np.zeros(6, np.int64)[::2]):
         with pytest.raises(ValueError, match="int64"):
@@ -166,16 +166,16 @@ def test_bad_noise_arguments_are_refused_before_the_total_changes():
     "options", [{"clip_norm": 0.0, "size": 3, "stddev": 1.0}, {"clip_norm": float("inf"), "size": 3, "stddev": 1.0}]
 )
 def test_a_bad_clip_norm_is_refused(options):
-    with pytest.raises(ValueError, match="clip_norm must be"):
+    with pytest.raises(ValueError, match="clip_norm"):
         Lattice.fitting(**options)
-    with pytest.raises(ValueError, match="size must be"):
+    with pytest.raises(ValueError, match="size"):
         Lattice.fitting(clip_norm=1.0, size=0, stddev=1.0)
 
 
 @pytest.mark.parametrize("stddev", [1e9, float("inf"), float("nan"), -1.0])
 def test_noise_that_the_integers_would_not_hold_is_refused_before_anything_starts(stddev):
     assert Lattice.fitting(clip_norm=1.0, size=10**6, stddev=1e5).step == 2.0**-20
-    with pytest.raises(ValueError, match=r"more than the lattice holds \(below 1.05e\+06\).*take a larger ε"):
+    with pytest.raises(ValueError, match=r"1.05e\+06"):
         Lattice.fitting(clip_norm=1.0, size=10**6, stddev=stddev)
 
 
@@ -188,6 +188,6 @@ def test_noise_made_elsewhere_is_scaled_smoothed_and_rounded_to_the_nearest_step
         np.testing.assert_array_equal(total, 7 + np.rint(2.0**12 * 3.0 * np.float64(noise) + 2.0**12 * 3.0 * s))
     for wrong in (np.full(3, np.nan), np.full(3, np.inf), np.full(3, 2.0**49), np.zeros(2)):
         total = np.zeros(3, np.int64)
-        with pytest.raises(ValueError, match=r"noise must be finite, of shape \(3,\)"):
+        with pytest.raises(ValueError, match=r"shape \(3,\)"):
             add_values(total, wrong, STREAM, newest, 2.0, Lattice(1.0))
         assert not total.any()

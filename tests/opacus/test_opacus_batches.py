@@ -77,7 +77,7 @@ def test_an_empty_batch_is_one_example_cut_to_nothing(kind):
     for epoch in range(4):
         rounds = range(8 * epoch, 8 * epoch + 8)
         for round, batch in zip(rounds, loader, strict=True):
-            picked = sampler.batch(round).tolist()
+            picked = sampler.rows(round).tolist()
             if not picked:
                 empty += 1
                 assert shape(batch) == expected
@@ -114,7 +114,7 @@ def test_the_loader_gives_the_copies_of_an_example_one_after_the_other(workers):
         augmentation_multiplicity=3,
     )  # fmt: skip
     for round, (inputs, targets) in enumerate(loader):
-        picked = torch.from_numpy(loader.batch_sampler.batch(round)).repeat_interleave(3)
+        picked = torch.from_numpy(loader.batch_sampler.rows(round)).repeat_interleave(3)
         assert inputs.floor()[:, 0].tolist() == picked.tolist()
         assert targets.tolist() == (picked % 3).tolist()
         assert len(set(inputs[:, 0].tolist())) == 12  # each copy is drawn anew

@@ -325,7 +325,7 @@ def test_without_noise_the_batches_are_those_of_plain_sgd(accumulation, monkeypa
         monkeypatch, data=data, model=network(), batch=5, rate=0.05, noise_multiplier=0.0, clip_norm=100.0,
         accumulation=accumulation,
     )  # fmt: skip
-    assert list(run.loader.batch_sampler.batch(0))[:5] == [0, 1, 2, 3, 4]
+    assert list(run.loader.batch_sampler.rows(0))[:5] == [0, 1, 2, 3, 4]
     for _ in range(2):
         run.train()
     assert torch.allclose(flatten(run.model), flatten(plain), atol=1e-6)
@@ -333,8 +333,8 @@ def test_without_noise_the_batches_are_those_of_plain_sgd(accumulation, monkeypa
 
 def test_with_noise_the_batches_are_drawn_by_the_key(monkeypatch):
     run = Run(monkeypatch, size=20, batch=5)
-    assert sorted(i for group in run.loader.batch_sampler.groups() for i in group) == list(range(20))
-    assert list(run.loader.batch_sampler.batch(0)) != [0, 1, 2, 3, 4]
+    assert sorted(i for t in range(4) for i in run.loader.batch_sampler.rows(t)) == list(range(20))
+    assert list(run.loader.batch_sampler.rows(0)) != [0, 1, 2, 3, 4]
 
 
 class Words(nn.Module):
@@ -365,7 +365,7 @@ def test_copies_of_an_example_are_averaged_before_they_are_clipped(mode, words, 
     model = make()
     for t, total in enumerate(run.sums):
         expected = torch.zeros_like(total)
-        for i in run.loader.batch_sampler.batch(t):
+        for i in run.loader.batch_sampler.rows(t):
             model.zero_grad()
             functional.cross_entropy(model(inputs[i]), targets[i].repeat(3)).backward()  # the mean over the copies
             gradient = torch.cat([p.grad.reshape(-1).double() for p in model.parameters()])

@@ -135,7 +135,6 @@ def test_optimizers_with_state_and_their_checkpoint(optimizer, tmp_path, monkeyp
 
     def make():
         run = Run(monkeypatch, model=network())
-        run.optimizer.detach()
         engine = CorrelatedPrivacyEngine(NoiseKey.simulation(3))
         module, private, loader = engine.make_private(
             module=run.module,
@@ -249,7 +248,7 @@ def test_models_of_words_with_batches_that_are_dictionaries(make, monkeypatch):
     torch.manual_seed(6)
     model = make()
     for t, total in enumerate(sums["hooks"]):
-        batch = [Words()[i] for i in run.loader.batch_sampler.batch(t)]
+        batch = [Words()[i] for i in run.loader.batch_sampler.rows(t)]
         expected = clipped_sum(model, [(one["tokens"], one["label"]) for one in batch], 0.05)
         assert float((total - expected).norm()) < 1e-4 * float(expected.norm())
         assert float((sums["ghost"][t] - expected).norm()) < 1e-3 * float(expected.norm())

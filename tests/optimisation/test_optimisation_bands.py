@@ -5,25 +5,9 @@ import pytest
 
 from fedcgd import BISR, BSR, DPSGD, Mechanism, error_norms
 from fedcgd.mechanisms.workload import Workload
-from fedcgd.optimisation.bands import BandChoice, best_bandwidth, cyclic_plan, power_bandwidths, rule_of_thumb
+from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths, rule_of_thumb
 
 ROUNDS = 1024
-
-
-@pytest.mark.parametrize(("bandwidth", "rounds", "epochs"), [(1, 1024, 4), (8, 1024, 4), (256, 1024, 4), (13, 390, 10)])
-def test_cyclic_sampling_keeps_the_expected_participations(bandwidth, rounds, epochs) -> None:
-    # Trap: q = p·k/n and n/p rounds. With q = p²·k/n, as it can be read, a user would take part p·k times.
-    plan = cyclic_plan(bandwidth, rounds=rounds, epochs=epochs)
-    assert plan.sampling_rate is not None
-    assert plan.sampling_rate * (rounds / bandwidth) == pytest.approx(epochs, rel=1e-12)
-    assert plan.min_separation == bandwidth
-    assert plan.sampling == "cyclic-poisson"
-
-
-def test_with_as_many_bands_as_an_epoch_has_rounds_nothing_is_left_to_chance() -> None:
-    assert cyclic_plan(256, rounds=1024, epochs=4).sampling_rate == 1
-    with pytest.raises(ValueError, match=r"rounds / epochs = 256, got 257"):
-        cyclic_plan(257, rounds=1024, epochs=4)
 
 
 # (k, ε): σ for p = 1, 2, 4, … n/k bands, of Poisson sampling with q = p·k/n over n/p rounds, at δ = 1e-8. With dp-accounting 0.6:

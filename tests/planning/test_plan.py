@@ -114,6 +114,7 @@ def test_what_no_accountant_covers_is_no_plan(mechanism, participation, message,
         Plan.from_description(plan.to_description() | {"mechanism": catalogue.describe(mechanism)})
 
 
+@pytest.mark.long
 def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(monkeypatch) -> None:
     made = []
     monkeypatch.setattr(balls_in_bins, "bin_gram", lambda *asked: made.append(asked) or bin_gram(*asked))
@@ -138,8 +139,8 @@ def test_the_epsilon_of_the_whole_run_is_found_once(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("mechanism", "sampling", "epsilon"),
     [
-        (DPSGD(), "balls-in-bins", 8.0),  # without draws
-        (LambdaCGD(0.5), "balls-in-bins", 4.0),
+        pytest.param(DPSGD(), "balls-in-bins", 8.0, marks=pytest.mark.long),  # without Monte Carlo samples
+        pytest.param(LambdaCGD(0.5), "balls-in-bins", 4.0, marks=pytest.mark.long),
         (DPSGD(), "poisson", 4.0),
         (DPSGD(), "random-allocation", 4.0),
     ],
@@ -153,12 +154,14 @@ def test_a_plan_promises_what_it_was_calibrated_for(mechanism, sampling: str, ep
     assert less.guarantee().epsilon > epsilon
 
 
+@pytest.mark.long
 def test_a_plan_under_drawn_rounds_promises_what_it_was_calibrated_for() -> None:
     """Where adding a user costs as much as removing one, and few draws find too little of it."""
     plan = Plan.calibrated(BSR(2), SAMPLINGS["b-min-sep"][0], clip_norm=1.0, epsilon=1.0, delta=1e-5)
     assert 0.98 < plan.guarantee().epsilon <= 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mechanism", "epsilon"), [(DPSGD(), 8.0), (LambdaCGD(0.5), 4.0)])
 def test_a_little_less_noise_than_was_calibrated_does_not_promise_the_budget(mechanism, epsilon: float) -> None:
     """Just above the budget, where the calibration is made again, ε is what the search of that σ finds."""

@@ -59,7 +59,7 @@ def test_the_deployment_guide_works_as_written(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
     assert "going on after release" in (tmp_path / "run.log").read_text()
     verification = verify(tmp_path / "run.db")
-    assert (verification.released, verification.problems, verification.simulated) == (ROUNDS, (), False)
+    assert (verification.released, verification.problems, verification.run.simulated) == (ROUNDS, (), False)
     states = [attempt["state"] for attempt in export(tmp_path / "run.db")["attempts"]]
     assert "abandoned" in states, "the server was not killed in the middle of a round"
     assert not (tmp_path / "noise.key").exists()  # sealed

@@ -114,7 +114,7 @@ def test_batches_of_opacus_are_what_is_promised(sampling: str) -> None:
             data_loader=DataLoader(data, batch_size=24 // steps),
             plan=plan_of(participation),
         )
-        return [list(map(str, loader.batch_sampler.batch(t))) for t in range(ROUNDS)]
+        return [list(map(str, loader.batch_sampler.rows(t))) for t in range(ROUNDS)]
 
     steps = round(1 / (participation.expected_rate or 1 / participation.min_separation))
     check_turns(participation, batches(steps))
@@ -126,7 +126,7 @@ def test_batches_of_opacus_are_what_is_promised(sampling: str) -> None:
 def test_the_command_line_asks_for_it(sampling: str) -> None:
     participation, words = SAMPLINGS[sampling]
     found = figures(
-        *["epsilon", "--mechanism", "dp-sgd", "--rounds", str(ROUNDS), "--sampling", sampling, *words],
+        *["account", "--mechanism", "dp-sgd", "--rounds", str(ROUNDS), "--sampling", sampling, *words],
         *["--noise-multiplier", "2", "--delta", "1e-2"],
     )
     expected = compute_epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-2)

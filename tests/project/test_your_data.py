@@ -29,7 +29,7 @@ def test_people_of_a_csv_train_a_model(tmp_path: Path) -> None:
         {"person": f"p{i % 40}", "age": float(x), "dose": float(y), "label": int(x > y)}
         for i, (x, y) in enumerate(rng.normal(size=(200, 2)))
     ]
-    with open(tmp_path / "people.csv", "w", newline="") as file:
+    with (tmp_path / "people.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

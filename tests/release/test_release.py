@@ -129,7 +129,7 @@ def test_a_round_that_fails_is_tried_again_under_another_nonce(tmp_path: Path) -
         attempt = releases.plan_round(["ann"])
         releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
         releases.abandon("its inner strategy failed")
-        with pytest.raises(ValueError, match="round 0 has no noise yet: call add_noise first"):
+        with pytest.raises(ValueError, match="add_noise"):
             releases.record(attempt, b"")
         assert releases.count == 0
         assert not np.array_equal(total, released(releases, again, "ann"))
@@ -197,7 +197,6 @@ def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
             "fedcgd/release/run_noise.py",
             "fedcgd/release/tensors.py",
             "fedcgd/keepers/keeper.py",
-            "fedcgd/opacus/round_noise.py",
         },
         "record_aggregated": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
         "record_released": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
@@ -227,7 +226,7 @@ def test_noise_that_the_lattice_does_not_hold_is_refused_by_its_largest_row(mech
     stddev = plan(0.99).stddev
     assert stddev == pytest.approx(0.99 * 2.0**40 * step / growth)
     assert lattice_of(plan(0.99), SIZE).step == step
-    with pytest.raises(ValueError, match="more than the lattice holds"):
+    with pytest.raises(ValueError, match="lattice"):
         lattice_of(plan(1.01), SIZE)
 
 

@@ -71,5 +71,5 @@ def test_what_cannot_be_vectorised_is_known() -> None:
 
 @pytest.mark.parametrize("wrong", [{"epochs": -1}, {"batch": 0}, {"learning_rate": 0.0}, {"proximal": -0.1}])
 def test_numbers_that_make_no_sense_are_refused(wrong) -> None:
-    with pytest.raises(ValueError, match=r"proximal at least 0, got"):
+    with pytest.raises(ValueError, match=r"at least"):
         LocalTraining(**{"epochs": 1, "batch": 1, "learning_rate": 0.1} | wrong)

@@ -49,7 +49,7 @@ def test_as_many_users_as_examples_leaves_nobody_out():
 
 @pytest.mark.parametrize("users", [0, 11])
 def test_impossible_numbers_of_users_are_refused(users):
-    with pytest.raises(ValueError, match=f"between 1 and the 10 examples, got {users}"):
+    with pytest.raises(ValueError, match=f"got {users}"):
         iid_shards(10, users, seed=0)
-    with pytest.raises(ValueError, match="concentration must be positive, got 0"):
+    with pytest.raises(ValueError, match="got 0"):
         dirichlet_label_skew([0, 1], 2, concentration=0, seed=0)

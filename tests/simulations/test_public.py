@@ -27,7 +27,7 @@ def test_images_of_another_size_are_averaged_to_fit() -> None:
     assert torch.equal(resized(flat, torch.zeros(2, 3, 2, 2))[:, 1], flat.reshape(1, 2, 2))
     grey = resized(torch.tensor([1.0, 2.0, 6.0]).reshape(1, 3, 1, 1), torch.zeros(1, 1, 1, 1))
     assert grey.tolist() == [[[[3.0]]]]
-    with pytest.raises(ValueError, match=r"only images can be resized, got examples of shape \(7,\)"):
+    with pytest.raises(ValueError, match=r"\(7,\)"):
         resized(torch.zeros(2, 7), torch.zeros(1, 4))
     with pytest.raises(ValueError, match="only images"):
         resized(torch.zeros(2, 4).long(), torch.zeros(1, 4))

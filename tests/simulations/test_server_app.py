@@ -47,11 +47,11 @@ def test_a_run_that_releases_nothing_leaves_no_accuracy(tmp_path: Path) -> None:
     """Half of the users are there: it used to write 0 of 42 rounds with the accuracy of the initial model."""
     results = tmp_path / "run.json"
     results.write_text("of another run")
-    with pytest.raises(ValueError, match="630 users are there after 0 s, and 1260 are expected"):
+    with pytest.raises(ValueError, match=r"630.*1260"):
         run(results, nodes=1)
     assert not results.exists()
     left = json.loads((tmp_path / "run.failed.json").read_text())
-    assert "630 users are there" in left["failure"]
+    assert "630 users" in left["failure"]
     assert "accuracy" not in left
 
 
@@ -71,7 +71,7 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
             return strategy
 
         patched.setattr(server_app, "CorrelatedNoise", stalling)
-        with pytest.raises(IncompleteRunError, match="2 of 4 rounds"):
+        with pytest.raises(IncompleteRunError, match="4 rounds"):
             run(tmp_path / "run.json", **options)
     assert json.loads((tmp_path / "run.failed.json").read_text())["releases"] == 2
     assert not (tmp_path / "run.json").exists()
@@ -90,7 +90,7 @@ def test_a_private_run_with_a_sampling_wants_registered_nodes_or_a_word_that_all
         "rounds": 0,
         "cohort": 630,
     }
-    with pytest.raises(ValueError, match="not registered by name"):
+    with pytest.raises(ValueError, match="not registered"):
         run(tmp_path / "run.json", **options)
     run(tmp_path / "run.json", **options, **{"trusted-nodes": True})
     assert json.loads((tmp_path / "run.json").read_text())["releases"] == 2
@@ -99,7 +99,7 @@ def test_a_private_run_with_a_sampling_wants_registered_nodes_or_a_word_that_all
 def test_nodes_that_are_not_ours_end_the_run(tmp_path: Path) -> None:
     config = DEFAULTS | {"results": str(tmp_path / "run.json")}
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
-    with pytest.raises(ValueError, match=r"no user is there .* none can be"):
+    with pytest.raises(ValueError, match="no user"):
         server_app.main(FakeGrid({1: FakeNode(ClientApp())}), context)
     assert (tmp_path / "run.failed.json").exists()
 
@@ -121,8 +121,8 @@ def test_a_slow_evaluation_is_announced_with_the_remedy(monkeypatch, caplog) -> 
     monkeypatch.setattr(logger, "propagate", True)
     server_app._warn_of_slow_evaluation(task.model(0), task, examples)
     assert seen == [4]
-    assert "9000 test examples will take about 4500 s" in caplog.text
-    assert "test-examples = 120 takes a minute" in caplog.text
+    assert "4500 s" in caplog.text
+    assert "= 120" in caplog.text
     caplog.clear()
     server_app._warn_of_slow_evaluation(task.model(0), task, examples.take(np.arange(100)))
     assert not caplog.text

@@ -76,7 +76,7 @@ def test_samplings() -> None:
     assert (poisson.rounds, poisson.sampling_rate) == (200, 0.05)
     cyclic = settings(sampling="cyclic-poisson", cohort=63, mechanism="bsr:4").participation(1260)
     assert (cyclic.rounds, cyclic.min_separation, cyclic.sampling_rate) == (200, 4, 0.2)
-    with pytest.raises(ValueError, match="no other sampling"):
+    with pytest.raises(ValueError, match="other sampling"):
         settings(sampling="often").participation(1260)
 
 
@@ -87,7 +87,7 @@ def test_fewer_rounds_than_planned_stay_consistent() -> None:
 
 @pytest.mark.parametrize("cohort", [0, -1, 1261])
 def test_a_cohort_that_no_round_can_have_is_refused(cohort: int) -> None:
-    with pytest.raises(ValueError, match="between 1 and the 1260 users"):
+    with pytest.raises(ValueError, match="1260 users"):
         settings(cohort=cohort).participation(1260)
 
 
@@ -103,11 +103,11 @@ def test_a_key_file_makes_the_run_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan")])
 def test_waiting_for_replies_ends(seconds: float) -> None:
     assert settings(reply_timeout=90).reply_timeout == 90.0
-    with pytest.raises(ValueError, match=f"reply-timeout must be a positive number of seconds, got {float(seconds)}"):
+    with pytest.raises(ValueError, match=f"reply-timeout .*{float(seconds)}"):
         settings(reply_timeout=seconds)
 
 
 def test_test_examples_are_a_number() -> None:
     assert settings(test_examples=5).test_examples == 5
-    with pytest.raises(ValueError, match=r"test-examples must be at least 0 .*, got -1"):
+    with pytest.raises(ValueError, match=r"got -1"):
         settings(test_examples=-1)

@@ -44,7 +44,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
             return (print, ("harm",))
 
     (tmp_path / "data" / "test_batch").write_bytes(pickle.dumps({b"data": Harm()}, protocol=2))
-    with pytest.raises(pickle.UnpicklingError, match="no place in a file of images"):
+    with pytest.raises(pickle.UnpicklingError, match="no place"):
         read_files(find_files(tmp_path / "data"))
 
 
@@ -52,7 +52,7 @@ def test_a_truncated_binary_file_is_refused(tmp_path):
     write_binary(tmp_path / "data")
     path = tmp_path / "data" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="records of 3073 bytes, but has 30729 bytes"):
+    with pytest.raises(ValueError, match="3073 .*30729"):
         read_files(find_files(tmp_path / "data"))
 
 
@@ -60,7 +60,7 @@ def test_without_files_and_network_the_error_says_what_to_do(tmp_path):
     def no_network(folder):
         raise OSError("network is unreachable")
 
-    with pytest.raises(ValueError, match=r"network is unreachable.*cifar-10-batches-py.*data-dir or \$FEDCGD_DATA"):
+    with pytest.raises(ValueError, match=r"unreachable.*cifar-10-batches-py.*\$FEDCGD_DATA"):
         load(tmp_path, fetch=no_network)
 
 

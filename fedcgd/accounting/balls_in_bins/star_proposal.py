@@ -31,7 +31,8 @@ class StarProposal:
     def from_gram(gram: Matrix, order: int) -> "StarProposal":
         """With an infinite total if order/2·G overflows."""
         bins = len(gram)
-        leaves = np.exp(np.minimum(order / 2 * gram, 700.0))
+        leaves = order / 2 * gram
+        np.exp(np.minimum(leaves, 700.0, out=leaves), out=leaves)
         weights = (order - 1) * np.log(leaves.mean(axis=1))
         top = float(weights.max())
         centres = np.cumsum(np.exp(weights - top))

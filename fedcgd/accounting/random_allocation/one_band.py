@@ -1,6 +1,6 @@
 """Random allocation: in each of k epochs a user takes part in one of b = n/k rounds, drawn in secret and anew; C with one band.
 
-Epochs are independent, and rounds of a user do not overlap. So by the theorem on worst inputs (docs/accounting.md) the run is
+Epochs are independent, and rounds of a user do not overlap. So by the theorem on worst inputs (docs: proofs.md) the run is
 the pair of (1/b)·Σ_j N(e_j, σ²I), j a round of the epoch, and N(0, σ²I), composed k times, for column norm 1. The ratio of their
 densities is a mean of b independent log-normal variables, whose law is found on a grid that errs upwards (`log_normal_means`),
 for both directions at once. k of n rounds drawn at random ("balanced iteration subsampling") cost no more: Feldman and Shenfeld,

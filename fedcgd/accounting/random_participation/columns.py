@@ -4,7 +4,7 @@ Two rounds of one user are at least b apart, so that only the tail of an earlier
 tail brings is one number, q = Σ λ^(t−s)·d_s over the earlier rounds s. C with at most b bands has no tail (A = 0), and λ-CGD,
 also with unit columns, is exactly of this form. To a C with at most b bands earlier rounds bring nothing, and it is followed as
 it is, also where each column is another (`BandedColumns`). Any other C ≥ 0 is replaced by a larger one of this form: δ does not
-fall when an entry of the Gram matrix CᵀC grows (docs/accounting.md), so that this errs upwards. To cut C to b bands would err
+fall when an entry of the Gram matrix CᵀC grows (docs: proofs.md), so that this errs upwards. To cut C to b bands would err
 downwards.
 """
 

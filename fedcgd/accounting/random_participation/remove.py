@@ -45,17 +45,30 @@ class RemoveSampler:
 
     @staticmethod
     def from_law(
-        columns: Columns, law: Law, likelihood: Likelihood, sigma: float, epsilon: float, near: int = 2
+        columns: Columns,
+        law: Law,
+        likelihood: Likelihood,
+        sigma: float,
+        epsilon: float,
+        near: int = 2,
+        keep: bool = False,
     ) -> "RemoveSampler | None":
-        """With the r that needs the fewest draws, about, sought from `near`; None if the noise is so small that all overflow."""
-        tried: dict[int, tuple[float, Tuples, float]] = {}
+        """With the r that needs the fewest draws, about, sought from `near`; None if the noise is so small that all overflow.
+
+        `keep`: with `near` itself, if that can be had.
+        """
+        tried: dict[int, tuple[float, float]] = {}
+        found: dict[int, Tuples] = {}  # of the best alone: tables are large
         orders = law.orders
         at, again = orders.index(near), near != orders[0]
         while True:
-            around = [i for i in (at, at - 1, at + 1) if 0 <= i < len(orders)]
+            around = [at] if keep else [i for i in (at, at - 1, at + 1) if 0 <= i < len(orders)]
             for i in around:
                 if i not in tried:
-                    tried[i] = _tried(columns, law, sigma, epsilon, orders[i])
+                    cost, tuples, accepted = _tried(columns, law, sigma, epsilon, orders[i])
+                    if all(cost < other for other, _ in tried.values()):
+                        found = {i: tuples}
+                    tried[i] = cost, accepted
             best = min(around, key=lambda i: tried[i][0])
             if not math.isfinite(tried[best][0]) and at > 0:
                 best = at - 1
@@ -64,9 +77,12 @@ class RemoveSampler:
                 best, again = 0, False
             elif best == at:
                 break
-            at = best
-        cost, tuples, accepted = tried[at]
-        return RemoveSampler(columns, likelihood, tuples, sigma, epsilon, accepted) if math.isfinite(cost) else None
+            at, keep = best, False
+        cost, accepted = tried[at]
+        if not math.isfinite(cost):
+            return None
+        tuples = found[at] if at in found else law.tuples(columns, sigma, orders[at])
+        return RemoveSampler(columns, likelihood, tuples, sigma, epsilon, accepted)
 
     @property
     def cost(self) -> float:

@@ -75,8 +75,14 @@ class Candidate:
         if self.likelihood.gap > EFFORT.chains.gap[1]:
             return None
         columns, law = self.problem.columns, self.problem.law
-        near = {} if last is None else {"near": last.sampler.tuples.order}
-        sampler = RemoveSampler.from_law(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
+        order, keep = law.orders[0], False
+        if last is not None:
+            other, apart = last.candidate, _SEARCH.slope[2]
+            order, keep = (
+                last.sampler.tuples.order,
+                abs(math.log(other.sigma / self.sigma * other.epsilon / self.epsilon)) < apart,
+            )
+        sampler = RemoveSampler.from_law(columns, law, self.likelihood, self.sigma, self.epsilon, order, keep)
         if sampler is None:
             return None
         values, shares = sampler.draw(int(times * _DRAWS.pilot[0]), (seed, 0))

@@ -31,7 +31,14 @@ SECRET_SAMPLINGS = tuple(name for name, each in SAMPLINGS.items() if each.hidden
 
 
 def scheme_of(sampling: str) -> Sampling:
-    """The sampling of that name. Raises ValueError if there is none."""
+    """The sampling of that name.
+
+    Args:
+        sampling: one of `SAMPLINGS`.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
     if sampling not in SAMPLINGS:
         *others, last = SAMPLINGS
         raise ValueError(

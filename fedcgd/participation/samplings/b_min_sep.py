@@ -11,7 +11,7 @@ from fedcgd.participation.samplings.sampling import Law
 
 TWO_THIRDS = Fraction(2, 3)
 """Of the rounds until a user's next turn: b if it is left open. A larger b spaces a user's rounds more evenly, which correlated
-noise profits from, and a smaller one leaves more to chance, which is what amplifies. Where it was measured (docs/accounting.md)
+noise profits from, and a smaller one leaves more to chance, which is what amplifies. Where it was measured (accounting's tables)
 two thirds had the least error; a third had 1 % more, and nine tenths 2 to 9 % more."""
 
 

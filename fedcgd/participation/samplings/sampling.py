@@ -110,7 +110,7 @@ class Sampling(ABC):
 
     def rounds_without_return(self, run: Promise, round: int) -> int:
         """How many rounds after `round` live on users who have not been asked yet; from then on they come back as they leave."""
-        return min(run.min_separation, run.rounds) - 1 - round
+        return run.min_separation - 1 - round
 
     @abstractmethod
     def cohort(

@@ -92,8 +92,8 @@ def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Mask
     if set(content.array_records) != {UPDATE} or set(content.array_records[UPDATE]) != {FLAT}:
         return "wrong arrays"
     description = content.config_records[TASK]
-    if set(content) != {TASK, UPDATE} or not set(description) <= _SAID_WITH_RESIDUES:
-        return "changed after clipping"  # nobody asked for more, and nobody reads it
+    if set(content) != {TASK, UPDATE} or not set(description) <= _REPLY_FIELDS:
+        return "altered reply"  # nobody asked for more, and nobody reads it
     if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
         return "wrong round"
     ticket, sealed = description.get("ticket"), description.get("sealed")
@@ -103,12 +103,12 @@ def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Mask
         return "wrong arrays"
     residues = _residues(content.array_records[UPDATE], agreement)
     if residues is None:
-        return "wrong shape or dtype"
+        return "wrong type"
     parts = [sealed[start : start + SEALED_BYTES] for start in range(0, len(sealed), SEALED_BYTES)]
     return Masked(residues, ticket, dict(zip(masking.present, parts, strict=True)))
 
 
-_SAID_WITH_RESIDUES = {"round", "attempt", "ticket", "sealed"}
+_REPLY_FIELDS = {"round", "attempt", "ticket", "sealed"}
 
 
 def _residues(arrays: ArrayRecord, agreement: Agreement) -> Residues | None:
@@ -187,8 +187,8 @@ def read_identity(reply: Message) -> tuple[str, bytes]:
     """The name of the keeper and its proof; ("", b"") if the reply is no keeper's."""
     if reply.has_error() or not has_keepers(reply):
         return "", b""
-    said = reply.content.config_records[KEEPERS]
-    name, proof = said.get("keeper"), said.get("proof")
+    fields = reply.content.config_records[KEEPERS]
+    name, proof = fields.get("keeper"), fields.get("proof")
     return (name, proof) if isinstance(name, str) and isinstance(proof, bytes) else ("", b"")
 
 
@@ -202,8 +202,8 @@ def refused_reply(request: Message, refusal: Refusal) -> Message:
     return _answer(request, {"refused": refusal.reason, "unreadable": list(refusal.unreadable)})
 
 
-def _answer(request: Message, said: dict[str, Any]) -> Message:
-    return Message(RecordDict({KEEPERS: ConfigRecord(said)}), reply_to=request)
+def _answer(request: Message, fields: dict[str, Any]) -> Message:
+    return Message(RecordDict({KEEPERS: ConfigRecord(fields)}), reply_to=request)
 
 
 def read_opened(reply: Message, agreement: Agreement) -> Residues | Refusal | None:

@@ -25,8 +25,8 @@ from fedcgd.keepers.agreement import check_plan, longest_row
 from fedcgd.keepers.keeper import list_hash
 from fedcgd.keepers.masks import Residues
 from fedcgd.ledger import Ledger
-from fedcgd.ledger.evaluations import with_evaluations_by_collusion
-from fedcgd.ledger.openings import KEEPERS
+from fedcgd.ledger.attempts import KEEPERS
+from fedcgd.ledger.run_composition import with_evaluations_by_collusion
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
@@ -207,12 +207,12 @@ class Openings:
 
     def _learn(self, found: set[str]) -> None:
         """Keep what is known of the nodes; who is found is said."""
-        said = self.suspects.to_description()
-        if said != self._ledger.metrics(_SUSPECTS).get(0, NodeSuspects(0).to_description()):
-            self._ledger.record_metrics(_SUSPECTS, 0, said)
+        known = self.suspects.to_description()
+        if known != self._ledger.metrics(_SUSPECTS).get(0, NodeSuspects(0).to_description()):
+            self._ledger.record_metrics(_SUSPECTS, 0, known)
         for name in sorted(found):
             log_warning(
-                f"{name} was in {said['failed_rounds'][name]} rounds that failed, and all others of one of them were in a sum "
+                f"{name} was in {known['failed_rounds'][name]} rounds that failed, and all others of one of them were in a sum "
                 "that was right since: it is asked no more in this run. Look at that node"
             )
 
@@ -235,8 +235,8 @@ class Openings:
         bad: set[int] = set()
         for name, answer in answers.items():
             if not isinstance(answer, Refusal) or answer.reason:
-                said = answer.reason if isinstance(answer, Refusal) else "no answer"
-                raise NoiseUnavailableError(f"keeper {name}: {said}")
+                reason = answer.reason if isinstance(answer, Refusal) else "no answer"
+                raise NoiseUnavailableError(f"keeper {name}: {reason}")
             bad |= {i for i in answer.unreadable if 0 <= i < len(summed.members)}
         if not bad:
             return summed
@@ -388,8 +388,8 @@ class KeeperParties:
             )
         if evaluations is not None:
             both = with_evaluations_by_collusion(plan, evaluations, keepers.shares)
-            told = [f"{rounded_up(one)} with {number}" for number, one in enumerate(both)]
-            log(INFO, f"\t│\t├── training and evaluations together: ε ≤ {', '.join(told)} of them")
+            epsilons = [f"{rounded_up(one)} with {number}" for number, one in enumerate(both)]
+            log(INFO, f"\t│\t├── training and evaluations together: ε ≤ {', '.join(epsilons)} of them")
         who = "nodes" if keepers.are_services else "nodes and keepers"
         log(
             INFO,
@@ -439,12 +439,12 @@ class NodeSuspects:
         self._in_a_row = 0
 
     @classmethod
-    def from_description(cls, said: Mapping[str, Any], least: int) -> Self:
+    def from_description(cls, description: Mapping[str, Any], least: int) -> Self:
         """What `to_description` said; nothing is known if it is empty."""
         suspects = cls(least)
-        suspects.left_out = set(said.get("left_out", ()))
-        suspects._failed = Counter(said.get("failed_rounds", {}))
-        suspects._unresolved = [set(nodes) for nodes in said.get("suspects", ())]
+        suspects.left_out = set(description.get("left_out", ()))
+        suspects._failed = Counter(description.get("failed_rounds", {}))
+        suspects._unresolved = [set(nodes) for nodes in description.get("suspects", ())]
         return suspects
 
     def to_description(self) -> dict[str, Any]:
@@ -497,8 +497,8 @@ class NodeSuspects:
         """Why no further round is tried; "" while there is something to find out."""
         if self._in_a_row < max(3, 2 + math.ceil(math.log2(max(self._largest, 1)))):
             return ""
-        told = ", ".join(f"{name}: {count}" for name, count in self._failed.most_common(10))
-        history = f"; failed rounds by node: {told}" if told else ""
+        counts = ", ".join(f"{name}: {count}" for name, count in self._failed.most_common(10))
+        history = f"; failed rounds by node: {counts}" if counts else ""
         return (
             f"{plural(self._in_a_row, 'round', 'rounds')} in a row {'is' if self._in_a_row == 1 else 'are'} spent without a "
             f"release, and each costs its users a turn{history}"

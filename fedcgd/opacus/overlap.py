@@ -1,4 +1,4 @@
-"""What earlier runs of this process had to do with a model, whose hooks they leave to the next run, and with its examples."""
+"""Which runs of this process meet in a model, whose hooks the earlier leaves to the later one, or in their examples."""
 
 import warnings
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from torch.utils.data import ConcatDataset, Subset
 from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.ghost import remove_sample_hooks
-from fedcgd.opacus.release_tracker import ReleaseTracker
 
 _SHARED = (
     "another run of this process has released rounds over some of these examples: whoever is in both has the ε of both together, "
@@ -23,16 +22,16 @@ _SHARED = (
 class _Attachment:
     module: "ReferenceType[nn.Module]"
     handles: list[RemovableHandle]
-    tracker: "ReferenceType[ReleaseTracker]"
+    rounds: "ReferenceType[Any]"
 
 
 _attached: WeakKeyDictionary[nn.Module, _Attachment] = WeakKeyDictionary()
 """By each layer of the models that are private; nothing in it keeps a model."""
 
 
-def attach(module: nn.Module, handles: list[RemovableHandle], tracker: ReleaseTracker) -> None:
-    """Note what belongs to the run of `tracker`, whose model `module` is."""
-    attachment = _Attachment(ref(module), handles, ref(tracker))
+def attach(module: nn.Module, handles: list[RemovableHandle], rounds: Any) -> None:
+    """Note what belongs to the run of these `rounds`, whose model `module` is."""
+    attachment = _Attachment(ref(module), handles, ref(rounds))
     for layer in module.modules():
         _attached[layer] = attachment
 
@@ -46,9 +45,9 @@ def detach_earlier_runs(module: nn.Module) -> int:
             handle.remove()
         if (owner := attachment.module()) is not None and owner is not module:  # they share layers
             remove_sample_hooks(owner)
-        if (tracker := attachment.tracker()) is not None:
-            released += tracker.released
-            tracker.end()
+        if (rounds := attachment.rounds()) is not None:
+            released += rounds.releases.count
+            rounds.end()
     return released
 
 
@@ -69,7 +68,7 @@ class RunExamples:
         self.told = False
         """Whether the author has been told of others over them."""
 
-    def tell(self, run: str) -> None:
+    def warn_once(self, run: str) -> None:
         """Warn if another run than `run` has released something of these examples, once for all runs over them."""
         if self.told:
             return

@@ -1,40 +1,11 @@
-"""The noise of central training by itself: each run has its own, and the digest of a sum is made of numbers of both signs."""
+"""What a sum is known by when its noise is bound to it: made of numbers of both signs, under the key."""
 
 import numpy as np
 import torch
 from numpy_kernels import numpy_kernels
-from plans import make_plan
 
-from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.noise import tensors
 from fedcgd.noise.tensors import sum_digest
-from fedcgd.opacus.round_noise import RoundNoise
-
-PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=3))
-
-
-def noise_of(noise: RoundNoise, run: str) -> np.ndarray:
-    total = torch.zeros(500, dtype=torch.float64)
-    noise.add(total, run, [])
-    return total.numpy()
-
-
-def test_whatever_run_comes_next_has_noise_of_its_own() -> None:
-    key = NoiseKey.simulation(1)
-    shared = RoundNoise(PLAN, key, 500, None)
-    for run in ("b", "a", "c", ""):  # in no order
-        alone = RoundNoise(PLAN, key, 500, None)
-        np.testing.assert_array_equal(noise_of(shared, run), noise_of(alone, run))
-    assert abs(np.corrcoef(noise_of(shared, "a"), noise_of(shared, "b"))[0, 1]) < 0.2
-
-
-def test_what_is_released_is_whole_steps_of_the_grid() -> None:
-    """Whatever the sum was: the lowest bits of a floating-point number would tell what the noise was added to."""
-    noise = RoundNoise(PLAN, NoiseKey.simulation(1), 500, None)
-    total = noise.lattice.step * torch.linspace(-1000, 1000, 500, dtype=torch.float64)
-    noise.add(total, "", [])
-    steps = total / noise.lattice.step
-    assert torch.equal(steps, steps.round())
 
 
 def test_in_main_memory_a_sum_is_known_by_itself() -> None:

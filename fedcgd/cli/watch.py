@@ -1,0 +1,194 @@
+"""`fedcgd watch`: where a run stands while it goes on, in the terminal and as a page that loads itself again."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.cli.commands import WatchOptions
+from fedcgd.cli.printing import console, finite, key_value_table, print_json
+from fedcgd.cli.report_html import STYLE, table_html
+from fedcgd.ledger.attempts import COUNTED
+from fedcgd.ledger.export import records
+from fedcgd.participation.samplings import scheme_of
+from fedcgd.plan import Plan
+from fedcgd.support.files import atomic_write
+
+LATEST = 8
+"""Attempts and measurements that are shown."""
+PACE = 20
+"""Releases whose median distance tells the time that is left."""
+
+
+def watch(asked: WatchOptions) -> None:
+    """Show a run's progress until it is over: rounds, ε, the latest rounds and measurements, and the time that is left."""
+    every = max(asked.every, 0.2)
+    if asked.json or asked.once:
+        found = state(asked.path)
+        if asked.html:
+            write_page(asked.html, found, every)
+        if asked.json:
+            print_json(found)
+        else:
+            console.print(_view(found))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for found in _states(asked.path, every):
+            live.update(_view(found), refresh=True)
+            if asked.html:
+                write_page(asked.html, found, every)
+
+
+def _states(path: Path, every: float) -> Iterator[dict[str, Any]]:
+    while True:
+        yield (found := state(path))
+        if found["over"]:
+            return
+        time.sleep(every)
+
+
+def state(path: Path) -> dict[str, Any]:
+    """What is shown, JSON-able. It reads the ledger only. Cohorts' sizes are left out where who takes part is secret.
+
+    Raises:
+        ValueError: if there is no ledger at `path`.
+    """
+    record = records(path)
+    run = record["run"]
+    plan = _plan(json.dumps(run["plan"]))
+    attempts = record["attempts"]
+    ended = [row["ended"] for row in attempts if row["state"] in COUNTED]
+    planned, released = plan.participation.rounds, len(ended)
+    hidden = scheme_of(plan.participation.sampling).hidden
+    budget = run["configuration"].get("budget")
+    return {
+        "ledger": str(path),
+        "private": not run["simulated"] and not plan.noiseless,
+        "over": run["sealed"] is not None or len(ended) >= planned,
+        "rounds_planned": planned,
+        "rounds_released": released,
+        "rounds_skipped": len(record["skips"]),
+        "whole": plan.guarantee().to_description(),
+        "so_far": plan.quick_guarantee(released=released).to_description() if released else None,
+        "joint_budget": budget and {name: budget[name] for name in ("epsilon", "delta")},
+        "seconds_left": _seconds_left(ended, planned - released),
+        "attempts": [
+            {name: row[name] for name in ("round", "attempt", "state", "ended")}
+            | ({} if hidden else {"users": row["users"]})
+            for row in attempts[-LATEST:]
+        ],
+        "released_with": record["releases"][-LATEST:],
+        "measured": record["measured"][-LATEST:],
+    }
+
+
+@lru_cache(maxsize=1)
+def _plan(description: str) -> Plan:
+    """One object for one plan, which finds its ε once."""
+    return Plan.from_description(json.loads(description))
+
+
+def _seconds_left(ended: list[str], rounds: int) -> float | None:
+    """By the median time between the latest releases; None before there are two."""
+    times = [datetime.fromisoformat(each).timestamp() for each in ended[-PACE - 1 :]]
+    gaps = [after - before for before, after in pairwise(times)]
+    return round(median(gaps) * rounds, 1) if gaps else None
+
+
+def _facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    whole, so_far, budget = found["whole"], found["so_far"], found["joint_budget"]
+    skipped = f", {found['rounds_skipped']} times put off" if found["rounds_skipped"] else ""
+    left = found["seconds_left"]
+    return [
+        ("rounds released", f"{found['rounds_released']} of {found['rounds_planned']}{skipped}"),
+        ("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}" + _warning(found)),
+        (
+            "ε so far",
+            f"≤ {rounded_up(so_far['epsilon'])}, if no released model decides when to stop" if so_far else "–",
+        ),
+        ("δ", rounded_up(whole["delta"], 6)),
+        ("adjacency", whole["adjacency"]),
+        ("sampling", whole["sampling"]),
+        ("method", whole["method"]),
+        *([("joint budget of each user", f"ε ≤ {budget['epsilon']:g} at δ = {budget['delta']:g}")] if budget else []),
+        ("time left", "over" if found["over"] else "unknown" if left is None else f"about {_duration(left)}"),
+    ]
+
+
+def _warning(found: Mapping[str, Any]) -> str:
+    return "" if found["private"] else " — NOT PRIVATE: a simulation's key, or no noise"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, columns and rows of each table."""
+    tables = []
+    for title, name in (
+        ("latest rounds", "attempts"),
+        ("released with them", "released_with"),
+        ("measured", "measured"),
+    ):
+        rows = found[name]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        if rows:
+            tables.append((title, columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
+    return tables
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _view(found: Mapping[str, Any]) -> Group:
+    parts: list[Any] = [
+        key_value_table(found["ledger"], _facts(found)),
+        Panel(ProgressBar(total=found["rounds_planned"], completed=found["rounds_released"]), box=box.SIMPLE),
+    ]
+    for title, columns, rows in _tables(found):
+        table = Table(*columns, title=title)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        parts.append(table)
+    return Group(*parts)
+
+
+def write_page(path: Path, found: Mapping[str, Any], every: float) -> None:
+    """The state as one HTML file without scripts, which a browser loads again by itself until the run is over."""
+    done = found["rounds_released"]
+    again = "" if found["over"] else f'<meta http-equiv="refresh" content="{max(1, round(every))}">'
+    tables = "".join(
+        f"<h2>{escape(title)}</h2><table><thead><tr>{''.join(f'<th>{escape(each)}</th>' for each in columns)}</tr></thead><tbody>"
+        + "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        + "</tbody></table>"
+        for title, columns, rows in _tables(finite(found))
+    )
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{again}'
+        f'<meta name="viewport" content="width=device-width"><title>{done} of {found["rounds_planned"]} rounds</title>'
+        f"<style>{STYLE} progress {{ width: 100%; }}</style></head>\n<body><main><h1>{escape(Path(found['ledger']).name)}</h1>\n"
+        f'<progress aria-label="rounds" max="{found["rounds_planned"]}" value="{done}"></progress>\n'
+        f"{table_html(_facts(found))}\n{tables}<p class='small'>{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC. "
+        "Times and counts on this page are not differentially private.</p></main></body></html>\n"
+    )
+    with atomic_write(path) as part:
+        part.write_text(page, encoding="utf-8")

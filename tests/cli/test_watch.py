@@ -1,0 +1,88 @@
+"""`fedcgd watch`: what it shows of a run follows from the ledger, names nobody, and ends with the run."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import command_line
+import numpy as np
+import pytest
+
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
+from fedcgd.cli import watch
+
+ROUNDS = 4
+
+
+def release(ledger: Ledger, key: NoiseKey, users: list[str]) -> None:
+    run = ledger.resume()
+    attempt = ledger.plan_round(run.round, users)
+    nonce = key.nonce_of(ledger.stream_id, np.ones(3), earlier=run.nonces, attempt=attempt)
+    ledger.record_aggregated(run.round, attempt, nonce)
+    ledger.record_released(run.round, attempt, b"model", metrics={"epsilon": 1.25, "share": 0.5})
+
+
+@pytest.fixture(params=["none", "balls-in-bins"])
+def begun(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Ledger, NoiseKey]:
+    """A run with a release of two users, one of whom has a name that no page may show."""
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    participation = Participation(rounds=ROUNDS, min_separation=2, sampling=request.param)
+    plan = Plan(mechanism=LambdaCGD(0.5), participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-5)
+    ledger = Ledger.open(tmp_path / "run.db", plan=plan, configuration={"cohort_size": 2}, key=key)
+    release(ledger, key, ["anna-secretname", "bert"])
+    return ledger, key
+
+
+def test_it_shows_how_far_the_run_is_and_names_nobody(begun: tuple[Ledger, NoiseKey], tmp_path: Path) -> None:
+    shown = command_line.run("watch", tmp_path / "run.db", "--once", "--html", tmp_path / "progress.html")
+    assert shown.exit_code == 0
+    page = (tmp_path / "progress.html").read_text()
+    found = json.loads(command_line.run("watch", tmp_path / "run.db", "--json").stdout)
+    plan = Plan.from_description(watch.records(tmp_path / "run.db")["run"]["plan"])
+    hidden = plan.participation.sampling != "none"
+    assert (found["rounds_released"], found["rounds_planned"], found["over"]) == (1, ROUNDS, False)
+    assert found["whole"]["epsilon"] == plan.guarantee().epsilon
+    assert found["so_far"]["epsilon"] >= plan.guarantee(released=1).epsilon * (1 - 1e-9)
+    assert [("users" in row) for row in found["attempts"]] == [not hidden]
+    assert found["released_with"] == [{"release": 1, "epsilon": 1.25, "share": 0.5}]
+    for text in (shown.output, page, json.dumps(found)):
+        assert "secretname" not in text
+        for needed in (plan.participation.sampling, "zero out one user", "1e-05"):
+            assert needed in text
+    assert '<meta http-equiv="refresh" content="2">' in page
+    HTMLParser().feed(page)
+    assert "<script" not in page
+
+
+def test_it_ends_with_the_run(begun: tuple[Ledger, NoiseKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, key = begun
+    asleep = iter(["carl", "dora", "emil"])
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: release(ledger, key, [next(asleep)]))
+    done = command_line.run("watch", tmp_path / "run.db", "--html", tmp_path / "progress.html")
+    assert done.exit_code == 0
+    assert next(asleep, None) is None
+    page = (tmp_path / "progress.html").read_text()
+    assert re.search(f"{ROUNDS} of {ROUNDS}", page)
+    assert "http-equiv" not in page
+
+
+def test_the_time_left_is_the_median_distance_times_the_rounds_left() -> None:
+    times = [f"2026-01-01T00:00:{second:02}+00:00" for second in (0, 2, 4, 14)]
+    assert watch._seconds_left(times, 5) == 10
+    assert watch._seconds_left(times[:1], 5) is None
+
+
+def test_a_run_that_is_not_private_says_so(tmp_path: Path) -> None:
+    key = NoiseKey.simulation(1)
+    plan = Plan(
+        mechanism=LambdaCGD(0.5), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=3.0, delta=1e-5
+    )
+    Ledger.open(tmp_path / "run.db", plan=plan, configuration={}, key=key).close()
+    assert "NOT PRIVATE" in command_line.run("watch", tmp_path / "run.db", "--once").output
+
+
+def test_without_a_ledger_nothing_is_made(tmp_path: Path) -> None:
+    failed = command_line.run("watch", tmp_path / "run.db", "--once", "--html", tmp_path / "progress.html")
+    assert failed.exit_code == 2
+    assert not list(tmp_path.iterdir())

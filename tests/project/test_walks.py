@@ -1,0 +1,123 @@
+"""CONTRIBUTING's walks name files that are really entered: each walk is run, and what it enters is compared with the page."""
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = (ROOT / "fedcgd", ROOT / "strategies")
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("walks through the code")[2]
+
+
+@contextmanager
+def traced() -> Iterator[set[str]]:
+    """The files of the installed packages that are entered in the block, as their paths in the repository."""
+    entered: set[str] = set()
+    places = tuple(f"{source}/" for source in SOURCES)
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(places):
+            entered.add(Path(frame.f_code.co_filename).relative_to(ROOT).as_posix())
+
+    sys.setprofile(note)
+    try:
+        yield entered
+    finally:
+        sys.setprofile(None)
+
+
+def a_round(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The second round: the first one fills what is kept."""
+    from flower_runs import SIZE, make, two_nodes
+    from shared import record
+
+    from fedcgd_flower.round import TrainingRounds
+
+    original, found, rounds = TrainingRounds.aggregate, set[str](), []
+
+    def aggregate(self: TrainingRounds, replies: object) -> object:
+        rounds.append(1)
+        if len(rounds) != 2:
+            return original(self, replies)
+        with traced() as entered:
+            result = original(self, replies)
+        found.update(entered)
+        return result
+
+    monkeypatch.setattr(TrainingRounds, "aggregate", aggregate)
+    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=3)
+    return found
+
+
+def a_pure_step(_: pytest.MonkeyPatch) -> set[str]:
+    import torch
+    from torch.nn.functional import cross_entropy
+    from torch.utils.data import TensorDataset
+
+    from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
+    from fedcgd.central import PrivateGradient
+
+    participation = Participation(rounds=20, min_separation=10)
+    plan = Plan(mechanism=LambdaCGD(0.5), participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-3)
+    data = TensorDataset(torch.randn(80, 4), torch.zeros(80, dtype=torch.long))
+    step = PrivateGradient(torch.nn.Linear(4, 2), cross_entropy, data, plan, key=NoiseKey.generate())
+    step()
+    with traced() as entered:
+        step()
+    return entered
+
+
+def a_batch_through_opacus(_: pytest.MonkeyPatch) -> set[str]:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from fedcgd import NoiseKey
+    from fedcgd.opacus import CorrelatedPrivacyEngine
+
+    data = TensorDataset(torch.randn(80, 4), torch.zeros(80, dtype=torch.long))
+    model = torch.nn.Linear(4, 2)
+    module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=8),
+        epochs=2,
+        max_grad_norm=1.0,
+        target_epsilon=8,
+        target_delta=1e-3,
+        mechanism="lambda-cgd:0.5",
+        sampling="none",
+    )
+    with traced() as entered:
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(module(inputs), labels).backward()
+            optimizer.step()
+            break
+    return entered
+
+
+WALKS: dict[str, Callable[[pytest.MonkeyPatch], set[str]]] = {
+    "A round on a Flower server": a_round,
+    "A pure step": a_pure_step,
+    "A batch through Opacus": a_batch_through_opacus,
+}
+
+
+@pytest.mark.parametrize("title", WALKS)
+def test_a_walk_names_files_that_are_entered(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [walk for walk in PAGE.partition("\n## ")[0].split("\n- **")[1:] if walk.startswith(title)]
+    assert len(found) == 1
+    named = set(re.findall(r"`([\w/]+\.py)`", found[0]))
+    assert len(named) >= 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        entered = WALKS[title](monkeypatch)
+    elsewhere = {name for name in named if not any(path.endswith(f"/{name}") for path in entered)}
+    assert elsewhere == set(), f"named and not entered; entered are {sorted(entered)}"
