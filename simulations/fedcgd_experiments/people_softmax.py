@@ -23,9 +23,6 @@ from fedcgd_experiments.results import Row
 from fedcgd_simulations.local_softmax import Steps, coefficients, with_bias
 from fedcgd_simulations.task import Examples, evaluate
 
-_SOME = 25
-"""Users who train at once: about as many examples each, so that few places are empty."""
-
 
 def train_people(points: Sequence[PeoplePoint], *, data_dir: str = "") -> list[Row]:
     """A row of each of `points`, which have the same people in the same rounds, as `run_people` makes it.
@@ -84,9 +81,9 @@ def _clipped_sum(
     rates, proximal = (
         torch.tensor([[getattr(point, name)] for point in points]) for name in ("local_learning_rate", "proximal")
     )
-    rows = sorted(rows, key=len)
-    for start in range(0, len(rows), _SOME):
-        some = rows[start : start + _SOME]
+    rows, at_once = sorted(rows, key=len), 25
+    for start in range(0, len(rows), at_once):
+        some = rows[start : start + at_once]
         counts = torch.tensor([len(own) for own in some])
         most = int(counts.max())
         places = torch.from_numpy(np.stack([own[np.minimum(np.arange(most), len(own) - 1)] for own in some]))

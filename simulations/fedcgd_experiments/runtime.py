@@ -40,7 +40,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     **{name: partial(bert, name, None) for name in ("bert-tiny", "bert-base", "bert-large")},
 }
 OPACUS = ("opacus", 1)
-_ROUNDS = 2000  # more than are timed; a plan tries as many before it takes a mechanism that is not fedcgd's
 VARIANTS = [
     ("dp-sgd", 1),
     ("pure", 1),
@@ -91,7 +90,7 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     }
     plan = Plan(
         mechanism=mechanism,
-        participation=Participation(rounds=_ROUNDS),
+        participation=Participation(rounds=2000),
         clip_norm=1.0,
         noise_multiplier=1.0,
         delta=1e-5,
