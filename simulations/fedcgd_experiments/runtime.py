@@ -83,9 +83,7 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     given: dict[str, Any] = {
         "module": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=1e-4),
-        "data_loader": DataLoader(
-            TensorDataset(torch.zeros(batch * 50)), batch_size=batch
-        ),  # an epoch begins with a look at rows
+        "data_loader": DataLoader(TensorDataset(torch.zeros(batch * 50)), batch_size=batch),
         "grad_sample_mode": mode,
     }
     plan = Plan(
