@@ -172,9 +172,9 @@ def test_earlier_runs_are_compared_with_their_first_arm(tmp_path: Path) -> None:
 
 def test_a_table_without_results_says_so_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     assert "*Not run yet.*" in fill("<!-- table: accuracy/digits -->\n<!-- end -->", tmp_path)
-    with pytest.raises(ValueError, match="accuracies/digits.*verdict"):
+    with pytest.raises(ValueError, match=r"accuracies/digits.*verdict"):
         table(tmp_path, "accuracies/digits")
-    with pytest.raises(ValueError, match="'digit'.*digits"):
+    with pytest.raises(ValueError, match=r"'digit'.*digits"):
         table(tmp_path, "accuracy/digit")
 
 
