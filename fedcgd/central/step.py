@@ -49,7 +49,7 @@ class PrivateGradient:
         augmentation_multiplicity: K: how often the transform is called for each example. The gradients of the K copies are
             averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image Classification
             through Scale", 2022, arXiv:2204.13650).
-        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB.
+        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, on a GPU in 1 GiB.
         group: the processes that train one model together, as `torch.distributed.group.WORLD`; each computes micro-batches of its
             own. With a `micro_batch` of the same size, any number of them has the same bits.
 
@@ -87,7 +87,7 @@ class PrivateGradient:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a fedcgd.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
         if micro_batch is not None and micro_batch < 1:
-            raise ValueError(f"micro_batch must be at least 1, or None for as many as fit in 32 MiB; got {micro_batch}")
+            raise ValueError(f"micro_batch must be at least 1, or None for the default; got {micro_batch}")
         self.plan = plan
         self._round = 0
         self._model, trained = model, _trained(model)

@@ -22,12 +22,11 @@ from fedcgd.cli.printing import (
     status,
     when,
 )
-from fedcgd.cli.usage import complaints
+from fedcgd.cli.usage import Exit, complaints
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
 
-EXIT_REFUTED = 1
 _SCORES = 'it must be a JSON file {"included": [numbers], "held_out": [numbers]}'
 
 
@@ -87,7 +86,7 @@ def audit(asked: AuditOptions) -> int:
         show(result, promise)
         if coins:
             show(coins, promise | {"sampling": f"{participation.sampling}: with the coins of a run"})
-    return EXIT_REFUTED if not result.passed or (coins and not coins.passed) else 0
+    return Exit.CONTRADICTED if not result.passed or (coins and not coins.passed) else 0
 
 
 def opacus_release(plan: Plan, seed: int) -> Release:

@@ -15,7 +15,8 @@ from fedcgd.cli.commands import (
     ShowKeepersOptions,
     VerifyKeepersOptions,
 )
-from fedcgd.cli.printing import EXIT_PROBLEMS, console, key_value_table, note, print_json, printed
+from fedcgd.cli.printing import console, key_value_table, note, print_json, printed
+from fedcgd.cli.usage import Exit
 from fedcgd.keepers.agreement import EVALUATION, Kind
 from fedcgd.keepers.cards import KeeperKey, Keepers, check_name, host_and_port
 from fedcgd.keepers.record import read, record_file
@@ -86,7 +87,7 @@ def verify(asked: VerifyKeepersOptions) -> int:
             kinds = {opened.kind for one in found.values() for opened in one.openings}
             also = ", those of evaluations included" if EVALUATION in kinds else ""
             console.print(f"no contradiction; rounds opened{also}: {rounds}", soft_wrap=True)
-    return EXIT_PROBLEMS if problems else 0
+    return Exit.CONTRADICTED if problems else 0
 
 
 def seal(asked: SealKeeperOptions) -> None:

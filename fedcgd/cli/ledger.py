@@ -14,7 +14,6 @@ from fedcgd.cli.commands import (
     VerifyOptions,
 )
 from fedcgd.cli.printing import (
-    EXIT_PROBLEMS,
     MOST_SHOWN,
     console,
     key_value_table,
@@ -23,7 +22,7 @@ from fedcgd.cli.printing import (
     printed,
     status,
 )
-from fedcgd.cli.usage import complaints
+from fedcgd.cli.usage import Exit, complaints
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
@@ -89,7 +88,7 @@ def verify(asked: VerifyOptions) -> int:
         if not verification.problems:
             releases = plural(verification.released, "release", "releases")
             console.print(f"{releases}, and no contradiction in the records")
-    return EXIT_PROBLEMS if verification.problems else 0
+    return Exit.CONTRADICTED if verification.problems else 0
 
 
 def compose(asked: ComposeOptions) -> int:
@@ -119,7 +118,7 @@ def compose(asked: ComposeOptions) -> int:
             note("Note", text, "yellow")
         for problem in found.problems:
             note("Problem", problem)
-    return EXIT_PROBLEMS if found.problems else 0
+    return Exit.CONTRADICTED if found.problems else 0
 
 
 def model(asked: ModelFileOptions) -> None:

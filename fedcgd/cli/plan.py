@@ -32,8 +32,6 @@ from fedcgd.planning.rehearsal import Train
 from fedcgd.quadratic import Spectrum
 from fedcgd.support.numbers import as_clip_norm
 
-_PARTICIPATIONS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
-
 
 def plan(asked: PlanOptions) -> None:
     """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate."""
@@ -233,7 +231,7 @@ def show(
 def _frontier(question: PlanningProblem, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
     """For each kind, (participations, the least expected loss of at most so many)."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for k in sorted({k for k in _PARTICIPATIONS if k < question.participations} | {question.participations}):
+    for k in sorted({k for k in (1, 2, 5, 10, 20, 50, 100) if k < question.participations} | {question.participations}):
         say(f"the picture, {k} participations")
         for one in plan_recipes(replace(question, participations=k)):
             points = curves.setdefault(one.kind, [])

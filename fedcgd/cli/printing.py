@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-EXIT_PROBLEMS = 1
 MOST_SHOWN = 10_000  # characters of a text that may be somebody else's
-_LINE_EVERY = 10.0  # seconds, at least, between lines on what is no terminal
 
 console = Terminal()
 
@@ -206,7 +204,7 @@ def status(quiet: bool, what: str = "calculating") -> Iterator[Callable[[str], N
             now = time.monotonic()
             seconds = now - begun
             left = f"about {max(1, round(seconds * (total - done) / done))} s left" if done and total > done else ""
-            if not quiet and not complaints.is_terminal and now - written >= _LINE_EVERY:
+            if not quiet and not complaints.is_terminal and now - written >= 10:  # seconds
                 written = now
                 print(
                     ", ".join(part for part in (f"{what}: {text}", f"{seconds:.0f} s", left) if part), file=sys.stderr

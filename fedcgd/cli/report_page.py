@@ -3,6 +3,7 @@
 import json as json_module
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
@@ -17,8 +18,9 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.commands import ReportOptions
-from fedcgd.cli.printing import EXIT_PROBLEMS, finite, printed, status
+from fedcgd.cli.printing import finite, printed, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html, text_html
+from fedcgd.cli.usage import Exit
 from fedcgd.ledger import client_metrics
 from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
@@ -31,9 +33,21 @@ from fedcgd.support.files import atomic_write
 from fedcgd.support.numbers import plural
 
 FORMATS = (".html", ".md", ".json")
-POINTS = 60  # of the plot of ε: each is a bound of its own
-DENSE_ROUNDS = 2048  # up to which the noise of every round is drawn
-SHOWN_ATTEMPTS = 500
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a page has room and time for."""
+
+    points: int = 60
+    """Of the plot of ε: each is a bound of its own."""
+    dense_rounds: int = 2048
+    """Up to which the noise of every round is drawn, which takes the inverse as a matrix."""
+    attempts: int = 500
+    """Rows of the table of attempts."""
+
+
+LIMITS = Limits()
 
 
 def report(asked: ReportOptions) -> int:
@@ -70,7 +84,7 @@ def report(asked: ReportOptions) -> int:
         {"output": str(asked.output), "register": register and str(register), "problems": list(statement["problems"])},
         f"{asked.output} is written, compared with {what}",
     )
-    return EXIT_PROBLEMS if statement["problems"] else 0
+    return Exit.CONTRADICTED if statement["problems"] else 0
 
 
 def page(
@@ -221,7 +235,7 @@ def _curves(rows: Sequence[tuple[int, dict[str, float]]], meaning: str) -> str:
     for name in names:
         at = [(release, values[name]) for release, values in rows if name in values]
         figure, axes = axes_of(2.2)
-        axes.plot(*zip(*at, strict=True), color="#2257c9", marker="." if len(at) <= POINTS else None)
+        axes.plot(*zip(*at, strict=True), color="#2257c9", marker="." if len(at) <= LIMITS.points else None)
         axes.set(xlabel="release", ylabel=name)
         (first, start), (last, end) = at[0], at[-1]
         label = f"Plot of {name} against releases, from {start:.4g} after {first} to {end:.4g} after {last}."
@@ -276,11 +290,11 @@ def _rounds(record: dict[str, Any]) -> str:
         body += grid_html(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,))
     listed = [
         (str(a["round"] + 1), str(a["attempt"] + 1), a["state"], str(a["users"]), day(a["planned"]))
-        for a in attempts[:SHOWN_ATTEMPTS]
+        for a in attempts[: LIMITS.attempts]
     ]
     table = grid_html(("round, from 1", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
-    if len(attempts) > SHOWN_ATTEMPTS:
-        table = f"<p>The first {SHOWN_ATTEMPTS}; <code>fedcgd ledger show --json</code> has all.</p>{table}"
+    if len(attempts) > LIMITS.attempts:
+        table = f"<p>The first {LIMITS.attempts}; <code>fedcgd ledger show --json</code> has all.</p>{table}"
     return body + _folded("Every attempt", table)
 
 
@@ -337,11 +351,13 @@ def _plots(plan: Plan, released: int) -> str:
     if plan.noiseless:
         return "<p>There is no noise, and ε is ∞ from the first release on.</p>"
     rounds = plan.participation.rounds
-    at = sorted({round(t) for t in np.linspace(1, rounds, min(POINTS, rounds))} | ({released} if released else set()))
+    at = sorted(
+        {round(t) for t in np.linspace(1, rounds, min(LIMITS.points, rounds))} | ({released} if released else set())
+    )
     quick = [plan.quick_guarantee(released=t) for t in at]
     spent = [each.epsilon for each in quick]
     figure, axes = axes_of(3.2)
-    axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= POINTS else "default")
+    axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= LIMITS.points else "default")
     axes.axhline(plan.guarantee().epsilon, color="#4c515e", ls="--", lw=1)
     if released:
         axes.axvline(released, color="#c4500a", lw=1.2)
@@ -357,8 +373,8 @@ def _plots(plan: Plan, released: int) -> str:
         f"Plot of ε against rounds, from {rounded_up(spent[0])} after {at[0]} to {rounded_up(spent[-1])} after {at[-1]}.",
         text,
     )
-    if rounds > DENSE_ROUNDS:
-        return body + f"<p>The noise of each round is drawn for runs of at most {DENSE_ROUNDS} rounds.</p>"
+    if rounds > LIMITS.dense_rounds:
+        return body + f"<p>The noise of each round is drawn for runs of at most {LIMITS.dense_rounds} rounds.</p>"
     inverse = inverse_matrix(plan.mechanism, rounds)
     alone = plan.stddev * np.linalg.norm(inverse, axis=1)
     carried = plan.stddev * np.linalg.norm(np.cumsum(inverse, axis=0), axis=1)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,18 @@ from rich.markup import escape
 
 from fedcgd.support.extras import missing_package
 
-EXIT_BAD_INPUT = 2
-EXIT_INTERNAL = 3
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
+
+class Exit(IntEnum):
+    """What a command ends with; 128 and more as shells have it for signals."""
+
+    CONTRADICTED = 1
+    """A claim is refuted, or a record contradicts itself."""
+    BAD_INPUT = 2
+    INTERNAL = 3
+    """A mistake in fedcgd: Python's 1 would say that a claim is refuted."""
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -102,7 +111,7 @@ class _Reporting(click.Command):
     """
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> Any:
-        code, message = EXIT_BAD_INPUT, ""
+        code, message = Exit.BAD_INPUT, ""
         try:
             sys.exit(super().main(args, *rest, **settings | {"standalone_mode": False}))
         except NoArgsIsHelpError as error:
@@ -114,14 +123,14 @@ class _Reporting(click.Command):
         except MemoryError:
             message = "this takes more memory than there is; ask for fewer rounds, or for fewer bins (--separation)"
         except Abort:
-            code = EXIT_INTERRUPTED
+            code = Exit.INTERRUPTED
         except ValueError as error:
             message = in_options(str(error))
         except OSError as error:
             message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         except Exception:
             traceback.print_exc()
-            code, message = EXIT_INTERNAL, "this is a mistake in fedcgd, not in what you asked; no result was computed"
+            code, message = Exit.INTERNAL, "this is a mistake in fedcgd, not in what you asked; no result was computed"
         if message:
             _complain(message, code, as_json="--json" in (sys.argv[1:] if args is None else args))
         sys.exit(code)
@@ -131,7 +140,7 @@ class _Reporting(click.Command):
             return super().invoke(ctx)
         except BrokenPipeError:  # who reads has read enough, as `head` has
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(EXIT_BROKEN_PIPE)
+            sys.exit(Exit.BROKEN_PIPE)
 
 
 def _complain(message: str, code: int, *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ from fedcgd.noise.quantisation import (
 from fedcgd.noise.stream import COLUMNS, TILE, NoiseStream, Term, key_words, words_of
 
 _HASHES, _HASHED = 4, 2048
+_FEW_HASHES = 2**13  # 64 KiB, which the host hashes in the time of a kernel's launch
 
 
 class GpuKernels(NamedTuple):
@@ -195,7 +196,7 @@ def sum_digest(steps: Tensor, key: bytes) -> NDArray[Any]:
     if gpu is None:
         return steps.cpu().numpy()
     hashes = steps
-    while hashes is steps or len(hashes) > 2**13:  # 64 KiB, which the host hashes in the time of a kernel's launch
+    while hashes is steps or len(hashes) > _FEW_HASHES:
         key = hashlib.sha256(b"fedcgd fingerprint" + key).digest()
         hashes = gpu.tile_hashes(hashes, torch.from_numpy(_coefficients(key)).to(steps.device))
     return hashes.cpu().numpy()

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ from fedcgd_experiments.people import PeopleTrainer
 from fedcgd_experiments.people_point import PeoplePoint
 from fedcgd_experiments.point import CentralPoint
 from fedcgd_experiments.results import Results, write_table
-from fedcgd_experiments.runner import NEVER, Deadline, Trainer, carry_out, within
+from fedcgd_experiments.runner import Deadline, Outcome, Trainer, carry_out, within
 from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Study
 from fedcgd_experiments.tables import Found, accuracy, fill, point_class
@@ -51,15 +51,60 @@ def list_command() -> None:
         console.print(f"{study.name}: {study.title}; {budget}", highlight=False)
 
 
-def run_command(
-    studies: Names = None,
-    results: Folder = Path("results"),
-    data_dir: DataDir = "",
-    processes: Annotated[int, Option(min=0, help="how many at once; 0: one for each core")] = 1,
-    nice: Annotated[int, Option(type=click.IntRange(0, 19), help="how far to stand back for other programs")] = 0,
-    minutes: Annotated[float | None, Option(help="stop after so many; call again to go on")] = None,
-    physical_batch: Annotated[int, Option(min=1, help="per-example gradients at a time; changes the memory")] = 512,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """Where trainings run, and for how long."""
+
+    results: Folder = Path("results")
+    data_dir: DataDir = ""
+    processes: Annotated[int, Option(min=0, help="how many at once; 0: one for each core")] = 1
+    nice: Annotated[int, Option(type=click.IntRange(0, 19), help="how far to stand back for other programs")] = 0
+    minutes: Annotated[float | None, Option(help="stop after so many; call again to go on")] = None
+    physical_batch: Annotated[int, Option(min=1, help="per-example gradients at a time; changes the memory")] = 512
+
+    def trainer(self, late: Deadline) -> CentralTrainer:
+        """What trains over examples."""
+        return CentralTrainer(
+            data_dir=self.data_dir or None, physical_batch=self.physical_batch, checkpoints=self.results / "checkpoints",
+            late=late,
+        )  # fmt: skip
+
+    def carry_out(self, study: Study, found: Results, trainer: Trainer, late: Deadline) -> Outcome:
+        """What `found` lacks of `study`."""
+        processes = self.processes or os.cpu_count() or 1
+        return carry_out(study, found, trainer, processes=processes, console=console, late=late)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private:
+    """The budget of a training, and how often a user takes part."""
+
+    epsilon: Annotated[list[float], Option(help="repeat it for several")]
+    delta: float = 1e-5
+    sampling: Annotated[
+        str, Option(type=click.Choice(tuple(SAMPLINGS)), help="of the batches; none: anybody may know them")
+    ] = "none"
+    epochs: int = 10
+    steps: Annotated[int, Option(help="rounds of an epoch")] = 20
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How a model is moved, and how often it is trained."""
+
+    learning_rate: Annotated[
+        list[float] | None,
+        Option(
+            help="repeat it to choose by validation; default: half, once and twice what theory expects, and on where that is best"
+        ),
+    ] = None
+    momentum: float = 0.9
+    schedule: Annotated[Schedule, Option(help="of the rate")] = "linear"
+    seeds: Annotated[int, Option(min=1, help="trainings whose test accuracies are averaged")] = 3
+
+
+def run_command(running: Running, studies: Names = None) -> None:
     """Run what is missing of the studies, and print the accuracies of those that are complete.
 
     What the results hold is not run again, and each result is kept as it comes.
@@ -67,52 +112,27 @@ def run_command(
     Ends with 1 if a training failed, and with 3 if time was up before all was done.
     Example: python -m fedcgd_experiments run digits tweets-3000 --results benchmarks/results --processes 0 --nice 19
     """
-    os.nice(nice)
+    os.nice(running.nice)
     failures: list[str] = []
-    late, left = within(minutes), 0
+    late, left = within(running.minutes), 0
     for study in _chosen(studies):
-        done = carry_out(
-            study,
-            Results(results / f"{study.name}.jsonl"),
-            trainer_of(study, data_dir, physical_batch, results / "checkpoints", late),
-            processes=processes or os.cpu_count() or 1,
-            console=console,
-            late=late,
-        )
+        people = point_class(study) is PeoplePoint
+        trainer = PeopleTrainer(data_dir=running.data_dir) if people else running.trainer(late)
+        done = running.carry_out(study, Results(running.results / f"{study.name}.jsonl"), trainer, late)
         failures += done.failures
         left += done.left
         if not done.left:
-            click.echo(accuracy(results, study.name))
+            click.echo(accuracy(running.results, study.name))
     _end(failures, left)
 
 
 def train_command(
+    running: Running,
+    private: Private,
+    learning: Learning,
     task: Annotated[str, Argument(help="the data, for example cifar10")],
     model: Annotated[str, Argument(help="one of the task's models, for example scattering")],
     mechanism: Annotated[str, Argument(help="with its number: dp-sgd, lambda-cgd:0.95, bisr:16, …")],
-    epsilon: Annotated[list[float], Option(help="repeat it for several")],
-    delta: float = 1e-5,
-    sampling: Annotated[
-        str, Option(type=click.Choice(tuple(SAMPLINGS)), help="of the batches; none: anybody may know them")
-    ] = "none",
-    epochs: int = 10,
-    steps: Annotated[int, Option(help="rounds of an epoch")] = 20,
-    learning_rate: Annotated[
-        list[float] | None,
-        Option(
-            help="repeat it to choose by validation; default: half, once and twice what theory expects, and on where that is best"
-        ),
-    ] = None,
-    momentum: float = 0.9,
-    schedule: Annotated[Schedule, Option(help="of the rate")] = "linear",
-    clip_norm: float = 1.0,
-    seeds: Annotated[int, Option(min=1, help="trainings whose test accuracies are averaged")] = 3,
-    results: Folder = Path("results"),
-    data_dir: DataDir = "",
-    processes: Annotated[int, Option(min=0, help="how many at once; 0: one for each core")] = 1,
-    nice: Annotated[int, Option(type=click.IntRange(0, 19), help="how far to stand back for other programs")] = 0,
-    minutes: Annotated[float | None, Option(help="stop after so many; call again to go on")] = None,
-    physical_batch: Annotated[int, Option(min=1, help="per-example gradients at a time")] = 512,
 ) -> None:
     """Train one model by one mechanism at each ε: the rate by validation examples, accuracy on test examples.
 
@@ -120,27 +140,27 @@ def train_command(
 
     Example: python -m fedcgd_experiments train cifar10 scattering-4 lambda-cgd:0.95 --epsilon 3 --epochs 60 --data-dir /tmp/data
     """
-    os.nice(nice)
-    late = within(minutes)
-    trainer = CentralTrainer(
-        data_dir=data_dir or None, physical_batch=physical_batch, checkpoints=results / "checkpoints", late=late
-    )
+    os.nice(running.nice)
+    late = within(running.minutes)
+    trainer = running.trainer(late)
+    shared = {name: getattr(private, name) for name in ("delta", "sampling", "epochs", "steps", "clip_norm")}
     point = CentralPoint(
-        task=task, model=model, mechanism=mechanism, sampling=sampling, epsilon=epsilon[0], delta=delta, steps=steps,
-        epochs=epochs, learning_rate=1.0, momentum=momentum, schedule=schedule, clip_norm=clip_norm, seed=0,
+        task=task, model=model, mechanism=mechanism, epsilon=private.epsilon[0], learning_rate=1.0,
+        momentum=learning.momentum, schedule=learning.schedule, seed=0, **shared,
     )  # fmt: skip
     rates: dict[float, Sequence[float]] = {
-        one: learning_rate or planned_rates(replace(point, epsilon=one), trainer) for one in sorted(epsilon)
+        one: learning.learning_rate or planned_rates(replace(point, epsilon=one), trainer)
+        for one in sorted(private.epsilon)
     }
-    found, at_once = Results(results / f"{task}-{model}.jsonl"), processes or os.cpu_count() or 1
-    while not learning_rate:  # until the best of the planned rates lies between others
+    found = Results(running.results / f"{task}-{model}.jsonl")
+    while not learning.learning_rate:  # until the best of the planned rates lies between others
         study = training(point, rates, seeds=0)
-        done = carry_out(study, found, trainer, processes=at_once, console=console, late=late)
+        done = running.carry_out(study, found, trainer, late)
         before, rates = rates, widened(study, rates, found.rows())
         if done.failures or done.left or rates == before:
             break
-    study = training(point, rates, seeds)
-    done = carry_out(study, found, trainer, processes=at_once, console=console, late=late)
+    study = training(point, rates, learning.seeds)
+    done = running.carry_out(study, found, trainer, late)
     click.echo(outcome(study, found.rows()), nl=False)
     _end(list(done.failures), done.left)
 
@@ -241,19 +261,6 @@ def _end(failures: list[str], left: int) -> None:
     if left:
         console.print(f"{left} trainings or more are left; call again to go on")
         raise SystemExit(3)
-
-
-def trainer_of(
-    study: Study,
-    data_dir: str = "",
-    physical_batch: int = 512,
-    checkpoints: Path | None = None,
-    late: Deadline = NEVER,
-) -> Trainer:
-    """What trains the points of `study`."""
-    if point_class(study) is PeoplePoint:
-        return PeopleTrainer(data_dir=data_dir)
-    return CentralTrainer(data_dir=data_dir or None, physical_batch=physical_batch, checkpoints=checkpoints, late=late)
 
 
 def _chosen(names: list[str] | None) -> list[Study]:

@@ -109,7 +109,9 @@ def bands(*, rounds: int, epochs: Sequence[int], epsilons: Sequence[float], delt
             errors = {}
             for p in power_bandwidths(rounds, k):
                 mechanism = banded(p, rounds)
-                plan = Participation.for_cohorts("cyclic-poisson", rounds, users=rounds, cohort_size=k, min_separation=p)
+                plan = Participation.for_cohorts(
+                    "cyclic-poisson", rounds, users=rounds, cohort_size=k, min_separation=p
+                )
                 sigma = calibrate(mechanism, plan, epsilon=epsilon, delta=delta).noise_multiplier
                 errors[p] = error_norms(mechanism, rounds).rmse(sigma) / k
             least = min(errors, key=errors.__getitem__)

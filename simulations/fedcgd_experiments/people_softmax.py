@@ -20,11 +20,8 @@ from fedcgd.plan import Plan
 from fedcgd_experiments.central_softmax import correlated
 from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared
 from fedcgd_experiments.results import Row
-from fedcgd_simulations.local_softmax import coefficients, with_bias
+from fedcgd_simulations.local_softmax import Steps, coefficients, with_bias
 from fedcgd_simulations.task import Examples, evaluate
-
-_SOME = 25
-"""Users who train at once: about as many examples each, so that few places are empty."""
 
 
 def train_people(points: Sequence[PeoplePoint], *, data_dir: str = "") -> list[Row]:
@@ -84,9 +81,9 @@ def _clipped_sum(
     rates, proximal = (
         torch.tensor([[getattr(point, name)] for point in points]) for name in ("local_learning_rate", "proximal")
     )
-    rows = sorted(rows, key=len)
-    for start in range(0, len(rows), _SOME):
-        some = rows[start : start + _SOME]
+    rows, at_once = sorted(rows, key=len), 25
+    for start in range(0, len(rows), at_once):
+        some = rows[start : start + at_once]
         counts = torch.tensor([len(own) for own in some])
         most = int(counts.max())
         places = torch.from_numpy(np.stack([own[np.minimum(np.arange(most), len(own) - 1)] for own in some]))
@@ -99,7 +96,7 @@ def _clipped_sum(
         products = inputs @ inputs.mT
         changes = coefficients(
             inputs @ weights.T, products, examples.targets[places], counts, orders,
-            classes=classes, batch=first.local_batch, learning_rate=rates, proximal=proximal,
+            classes=classes, steps=Steps(first.local_batch, rates, proximal),
         )  # fmt: skip
         squares = (changes * (products @ changes)).sum(1).view(len(some), -1, classes).sum(2)  # shape (users, models)
         factors = (

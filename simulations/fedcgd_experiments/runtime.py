@@ -40,7 +40,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     **{name: partial(bert, name, None) for name in ("bert-tiny", "bert-base", "bert-large")},
 }
 OPACUS = ("opacus", 1)
-_ROUNDS = 2000  # more than are timed; a plan tries as many before it takes a mechanism that is not fedcgd's
 VARIANTS = [
     ("dp-sgd", 1),
     ("pure", 1),
@@ -84,14 +83,12 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     given: dict[str, Any] = {
         "module": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=1e-4),
-        "data_loader": DataLoader(
-            TensorDataset(torch.zeros(batch * 50)), batch_size=batch
-        ),  # an epoch begins with a look at rows
+        "data_loader": DataLoader(TensorDataset(torch.zeros(batch * 50)), batch_size=batch),
         "grad_sample_mode": mode,
     }
     plan = Plan(
         mechanism=mechanism,
-        participation=Participation(rounds=_ROUNDS),
+        participation=Participation(rounds=2000),
         clip_norm=1.0,
         noise_multiplier=1.0,
         delta=1e-5,

@@ -9,8 +9,6 @@ import numpy as np
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-CONFIDENCE = 0.95
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
@@ -39,7 +37,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Pairs | No
     differences = np.subtract(one, baseline)
     mean, several = float(differences.mean()), len(seeds) > 1
     error = float(differences.std(ddof=1)) / math.sqrt(len(seeds)) if several else math.nan
-    half = error * float(student.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1)) if several else math.nan
+    half = error * float(student.ppf((1 + 0.95) / 2, len(seeds) - 1)) if several else math.nan
     return Pairs(
         accuracy=fmean(one),
         spread=stdev(one) if several else 0.0,

@@ -1,6 +1,7 @@
 """The studies whose results the pages show: what each tries, of which data, with which seeds."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -91,11 +92,8 @@ def _linear(
     examples: int,
     model: str = "",
     epochs: tuple[int, ...] = (5, 10, 20, 40),
-    candidates: int = 24,
-    finalists: int = 4,
-    tuning: int = 5,
-    tests: int = 20,
 ) -> Study:
+    """Softmax regression: 24 candidates, of which four are tuned with five seeds, and twenty seeds that test."""
     return Study(
         name=name,
         title=title,
@@ -103,14 +101,18 @@ def _linear(
         settings=_settings((1.0, 2.0, 4.0, 8.0), epochs),
         axes={**LEARNING, "progress": Log(2**-6, 4.0)},
         arms=ARMS,
-        candidates=candidates,
-        finalists=finalists,
-        tuning=tuple(range(tuning)),
-        tests=tuple(range(TEST_SEEDS, TEST_SEEDS + tests)),
+        candidates=24,
+        finalists=4,
+        tuning=tuple(range(5)),
+        tests=_tested(20),
         baselines=BASELINES,
         work="epochs",
         unit="gradients of each example",
     )
+
+
+def _tested(seeds: int) -> tuple[int, ...]:
+    return tuple(range(TEST_SEEDS, TEST_SEEDS + seeds))
 
 
 NETWORKED = (
@@ -122,6 +124,7 @@ NETWORKED = (
     "λ-CGD, b-min-sep",
 )
 """The arms of networks."""
+NETWORK_AXES: Mapping[str, Axis] = {**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0)}
 
 
 def _network(
@@ -134,23 +137,20 @@ def _network(
     epsilons: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0),
     epochs: int = 10,
     arms: Sequence[str] = NETWORKED,
-    axes: Mapping[str, Axis] | None = None,
-    candidates: int = 8,
-    tests: int = 10,
 ) -> Study:
-    """Every run goes through the engine: fewer arms, candidates and seeds. `axes`: instead of those that the others have."""
+    """Every run goes through the engine: fewer arms, candidates and seeds."""
     batched: Mapping[str, Axis] = {"steps": (7, 21)}
     return Study(
         name=name,
         title=title,
         make=partial(central_point, examples=examples, task=task, model=model),
         settings=_settings(epsilons, (epochs,)),
-        axes={**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0), **(axes or {})},
+        axes=NETWORK_AXES,
         arms={arm: {**ARMS[arm], **(batched if "full" not in arm else {})} for arm in arms},
-        candidates=candidates,
+        candidates=8,
         finalists=2,
         tuning=(0, 1),
-        tests=tuple(range(TEST_SEEDS, TEST_SEEDS + tests)),
+        tests=_tested(10),
         baselines=BASELINES,
         work="epochs",
         unit="gradients of each example",
@@ -201,36 +201,45 @@ def _people(name: str, title: str, *, task: str, model: str, users: str) -> Stud
         candidates=12,
         finalists=2,
         tuning=(0, 1, 2),
-        tests=tuple(range(TEST_SEEDS, TEST_SEEDS + 10)),
+        tests=_tested(10),
         baselines={"nothing": ("DP-FedAvg",), "sampling": ("DP-FedAvg, Poisson",)},
         work="work",
         unit="passes of a person over its examples",
     )  # fmt: skip
 
 
+FEW: Mapping[str, Any] = {"candidates": 12, "finalists": 2, "tuning": (0, 1), "tests": _tested(10)}
+"""Of studies whose trainings take long."""
+
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
         _linear("digits", "Digits, softmax", examples=1260),
-        _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm", tests=10),
-        _linear(
-            "fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", epochs=(10, 40),
-            candidates=12, finalists=2, tuning=2, tests=10,
+        replace(
+            _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm"), tests=_tested(10)
         ),
-        _linear(
-            "fashion-mnist", "Fashion-MNIST, softmax", examples=55000, model="softmax", epochs=(10,), candidates=12,
-            finalists=2, tuning=2, tests=10,
+        replace(
+            _linear("fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", epochs=(10, 40)),
+            **FEW,
+        ),
+        replace(
+            _linear("fashion-mnist", "Fashion-MNIST, softmax", examples=55000, model="softmax", epochs=(10,)), **FEW
         ),
         _network("digits-cnn", "Digits, tanh-CNN", task="digits", model="tanh-cnn", examples=1260),
-        _network(
-            "tweets-lstm", "Tweets, LSTM", task="tweets", model="lstm", examples=27933, epsilons=(1.0, 2.0),
-            arms=[arm for arm in NETWORKED if arm != "λ-CGD, Balls-in-Bins"], tests=8,
+        replace(
+            _network(
+                "tweets-lstm", "Tweets, LSTM", task="tweets", model="lstm", examples=27933, epsilons=(1.0, 2.0),
+                arms=[arm for arm in NETWORKED if arm != "λ-CGD, Balls-in-Bins"],
+            ),
+            tests=_tested(8),
         ),
-        _network(
-            "tweets-3000-block", "3000 tweets, MiniLM's last block", task="tweets-3000", model="minilm-block",
-            examples=3000, epsilons=(2.0,), epochs=5, arms=[arm for arm in NETWORKED if arm != "λ-CGD, Balls-in-Bins"],
+        replace(
+            _network(
+                "tweets-3000-block", "3000 tweets, MiniLM's last block", task="tweets-3000", model="minilm-block",
+                examples=3000, epsilons=(2.0,), epochs=5, arms=[arm for arm in NETWORKED if arm != "λ-CGD, Balls-in-Bins"],
+            ),
             # What won nearly everywhere else: a training of these 1.8 million weights takes a minute.
-            axes={"schedule": ("linear",), "momentum": (0.9,)}, candidates=4, tests=4,
+            axes={**NETWORK_AXES, "schedule": ("linear",), "momentum": (0.9,)}, candidates=4, tests=_tested(4),
         ),
         _people(
             "people", "Fashion-MNIST, 2500 people", task="fashion-mnist", model="softmax", users="dirichlet:1:2500"

@@ -17,8 +17,6 @@ from fedcgd_experiments.tables import spread
 from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.tasks import get_task
 
-_MOST_RATES = 10
-
 
 def training(point: CentralPoint, rates: Mapping[float, Sequence[float]], seeds: int) -> Study:
     """`point` at each ε of `rates` with each of its rates, as many at each; one seed to tune by, and `seeds` to test."""
@@ -72,7 +70,7 @@ def widened(study: Study, rates: Mapping[float, Sequence[float]], rows: Sequence
     for setting in study.settings:
         chosen = best(study, arm, setting, accuracies)
         mine = rates[setting["epsilon"]]
-        if chosen and len(mine) < _MOST_RATES:
+        if chosen and len(mine) < 10:
             rate = chosen[0].learning_rate  # type: ignore[attr-defined]
             ends[-1] |= rate == min(mine)
             ends[1] |= rate == max(mine)

@@ -6,6 +6,7 @@ A cohort's weights, which a step would read and write again and again, are then 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -32,31 +33,13 @@ def with_bias(inputs: Tensor) -> Tensor:
     return functional.pad(functional.normalize(inputs, dim=-1), (0, 1), value=1.0)
 
 
-def trained_softmax(
-    weight: Tensor,
-    bias: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
-    counts: Tensor,
-    orders: Sequence[Tensor],
-    *,
-    batch: int,
-    learning_rate: float,
-    proximal: float,
-) -> tuple[Tensor, Tensor]:
-    """(weights, biases) of each user after SGD from (`weight`, `bias`), shapes (users, classes, features) and (users, classes).
+@dataclass(frozen=True)
+class Steps:
+    """How a user trains: examples of a step, rate and µ, of one model or, of shape (models, 1), of each."""
 
-    Row j of `inputs` and `targets`, shapes (users, examples, …) and (users, examples), is example j of a user, who has `counts`
-    of them; what comes after those may be anything finite. An epoch of user u goes through its examples in the order that the
-    first of row u of one of `orders` are, shape (users, examples).
-    """
-    rows = with_bias(inputs.flatten(2))
-    changes = coefficients(
-        rows @ torch.cat([weight, bias[:, None]], dim=1).T, rows @ rows.mT, targets, counts, orders,
-        classes=len(bias), batch=batch, learning_rate=learning_rate, proximal=proximal,
-    )  # fmt: skip
-    moved = changes.mT @ rows
-    return weight - moved[:, :, :-1], bias - moved[:, :, -1]
+    batch: int
+    learning_rate: float | Tensor
+    proximal: float | Tensor
 
 
 def coefficients(
@@ -67,24 +50,25 @@ def coefficients(
     orders: Sequence[Tensor],
     *,
     classes: int,
-    batch: int,
-    learning_rate: float | Tensor,
-    proximal: float | Tensor,
+    steps: Steps,
 ) -> Tensor:
     """The a of each example, shape (users, examples, models·classes), for models that are trained apart on the same examples.
 
     `first` has the outputs that all examples have before training, in that shape, and `products` the inner products of each
-    user's inputs, shape (users, examples, examples); the others are as for `trained_softmax`, and a learning rate or µ of each
-    model has shape (models, 1).
+    user's inputs, shape (users, examples, examples). `targets` has shape (users, examples); a user has `counts` of them, and what
+    comes after those may be anything finite. An epoch of user u goes through its examples in the order that the first of row u of
+    one of `orders` are, shape (users, examples).
     """
     device = first.device
-    kept = torch.as_tensor(learning_rate * proximal).to(device)
+    kept = torch.as_tensor(steps.learning_rate * steps.proximal).to(device)
     marks = functional.one_hot(targets, classes).to(first.dtype)
     there = (torch.arange(first.shape[1]) < counts[:, None]).to(first.dtype)
     changes = torch.zeros_like(first)
     users = torch.arange(len(first), device=device)[:, None]
     for order in orders:
-        for chosen, real in zip(torch.split(order, batch, dim=1), torch.split(there, batch, dim=1), strict=True):
+        for chosen, real in zip(
+            torch.split(order, steps.batch, dim=1), torch.split(there, steps.batch, dim=1), strict=True
+        ):
             rows, taken = (users, chosen.to(device)), real.sum(1).to(device)
             shares = real.to(device) / taken.clamp(min=1)[:, None]
             outputs = first[rows] - products[rows] @ changes
@@ -92,7 +76,7 @@ def coefficients(
             shared = outputs.reshape(-1, classes).T.contiguous().softmax(0).T
             residuals = shared.reshape(*outputs.shape[:2], -1, classes)
             residuals -= marks[rows][:, :, None]
-            residuals *= learning_rate * shares[:, :, None, None]
+            residuals *= steps.learning_rate * shares[:, :, None, None]
             if kept.any():  # who has no batch left stays where it is
                 changes.view(*residuals.shape[:1], -1, *residuals.shape[2:]).mul_(
                     1 - kept * (taken > 0)[:, None, None, None]

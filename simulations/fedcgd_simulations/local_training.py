@@ -18,7 +18,7 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
 from fedcgd_flower.layout import unflatten
 from fedcgd_flower.pool import user_seeds
-from fedcgd_simulations.local_softmax import MOST_EXAMPLES, is_softmax, trained_softmax
+from fedcgd_simulations.local_softmax import MOST_EXAMPLES, Steps, coefficients, is_softmax, with_bias
 from fedcgd_simulations.models.softmax import UnitNorm
 from fedcgd_simulations.task import Examples, Task, by_pixels
 
@@ -144,10 +144,14 @@ def _train_softmax(
             orders[epoch, user, :size] = torch.randperm(size, generator=generator)
     sent = unflatten(work.model, work.layout, passthrough=False)
     weight, bias = (torch.from_numpy(sent[f"1.{name}"].numpy().copy()).to(device) for name in ("weight", "bias"))
-    trained = trained_softmax(
-        weight, bias, examples.inputs[padded], examples.targets[padded], torch.tensor(sizes), list(orders),
-        batch=local.batch, learning_rate=local.learning_rate, proximal=local.proximal,
+    inputs = with_bias(examples.inputs[padded].flatten(2))
+    changes = coefficients(
+        inputs @ torch.cat([weight, bias[:, None]], dim=1).T, inputs @ inputs.mT, examples.targets[padded],
+        torch.tensor(sizes), list(orders), classes=len(bias),
+        steps=Steps(local.batch, local.learning_rate, local.proximal),
     )  # fmt: skip
+    moved = changes.mT @ inputs
+    trained = weight - moved[:, :, :-1], bias - moved[:, :, -1]
     return _flat(dict(zip(("1.weight", "1.bias"), trained, strict=True)), work)
 
 

@@ -15,7 +15,6 @@ from torch.nn import functional
 SCALES = 2
 GROUPS = {8: 27, 4: 15}
 """Channels of 32 × 32 colour pictures are normalised in so many groups, by the number of angles."""
-_BATCH = 100
 
 
 def features(images: Tensor, angles: int) -> Tensor:
@@ -30,7 +29,7 @@ def features(images: Tensor, angles: int) -> Tensor:
     """
     parts = [
         functional.group_norm(scattering(batch, angles), GROUPS[angles]).flatten(1)
-        for batch in torch.split(images, _BATCH)
+        for batch in torch.split(images, 100)  # at a time: memory
     ]
     return torch.cat(parts)
 

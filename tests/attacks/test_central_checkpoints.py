@@ -46,6 +46,7 @@ def test_a_round_is_released_once_also_by_who_goes_back(record, tmp_path, monkey
         run.step(batch)
     weight, nonces = run.model.weight.clone(), run.engine.accountant.nonces
     run.engine.load_checkpoint(path=tmp_path / "early", module=run.module, optimizer=run.optimizer)
+    assert len(run.engine.accountant.state_dict()["nonces"]) == 1  # a checkpoint made now goes on from there
     if record:
         run.train()
         assert torch.equal(run.model.weight, weight)
@@ -58,6 +59,16 @@ def test_a_round_is_released_once_also_by_who_goes_back(record, tmp_path, monkey
     assert run.engine.accountant.nonces == nonces
     run.train()
     assert run.released == 6
+
+
+def test_a_checkpoint_that_its_record_does_not_know_is_refused(tmp_path, monkeypatch):
+    run = Run(monkeypatch, key=NoiseKey.generate(), record=tmp_path / "run.db")
+    run.train()
+    state = run.engine.accountant.state_dict()
+    for nonces in ([*state["nonces"][:2], f"{0:032x}"], [*state["nonces"], f"{0:032x}"]):
+        with pytest.raises(ValueError, match="older copy"):
+            run.engine.accountant.load_state_dict(state | {"nonces": nonces})
+    assert run.engine.accountant.rounds.next == 3
 
 
 def test_a_round_on_record_with_another_sum_is_not_released_again(tmp_path, monkeypatch):

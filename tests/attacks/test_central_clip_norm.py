@@ -28,7 +28,7 @@ NOISE = {
 def test_schedulers_of_the_clip_norm_are_refused(mode, make, monkeypatch):
     run = Run(monkeypatch, batch=1, mode=mode)
     scheduler = make(run.optimizer)
-    with pytest.raises(ValueError, match=r"max_grad_norm cannot be changed from 1\.0"):
+    with pytest.raises(ValueError, match="max_grad_norm cannot"):
         run.train(then=scheduler.step)
     assert max(run.norms()) <= 1.0
 
@@ -37,17 +37,17 @@ def test_schedulers_of_the_clip_norm_are_refused(mode, make, monkeypatch):
 def test_schedulers_of_the_noise_are_refused(make, monkeypatch):
     run = Run(monkeypatch)
     scheduler = make(run.optimizer)
-    with pytest.raises(ValueError, match=r"noise_multiplier cannot be changed from 1\.0"):
+    with pytest.raises(ValueError, match="noise_multiplier cannot"):
         run.train(then=scheduler.step)
 
 
 def test_assignments_are_refused(monkeypatch):
     run = Run(monkeypatch)
-    with pytest.raises(ValueError, match=r"max_grad_norm cannot be changed from 1\.0 to 50\.0"):
+    with pytest.raises(ValueError, match="max_grad_norm cannot"):
         run.optimizer.max_grad_norm = 50.0
-    with pytest.raises(ValueError, match=r"noise_multiplier cannot be changed from 1\.0 to 0"):
+    with pytest.raises(ValueError, match="noise_multiplier cannot"):
         run.optimizer.noise_multiplier = 0
-    with pytest.raises(ValueError, match=r"expected_batch_size cannot be changed from 4\.0 to 3"):
+    with pytest.raises(ValueError, match="expected_batch_size cannot"):
         run.optimizer.expected_batch_size = 3  # as many as a batch has: a number of the data
     assert (run.optimizer.max_grad_norm, run.optimizer.noise_multiplier) == (1.0, 1.0)
     assert run.optimizer.expected_batch_size == 4

@@ -173,7 +173,7 @@ def test_a_batch_too_large_for_the_margin_is_refused_before_there_is_noise(accum
     """All of the round's examples count, whichever part of the batch they came in."""
     monkeypatch.setattr("fedcgd.opacus.clipped_sum._MOST_EXAMPLES", 5)
     run = Run(monkeypatch, size=12, batch=6 // accumulation, accumulation=accumulation)
-    with pytest.raises(ValueError, match="a batch may have 5 examples"):
+    with pytest.raises(ValueError, match="5 examples"):
         run.train()
     assert (run.sums, run.released) == ([], 0)
     monkeypatch.setattr("fedcgd.opacus.clipped_sum._MOST_EXAMPLES", 6)

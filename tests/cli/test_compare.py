@@ -6,6 +6,7 @@ import pytest
 from command_line import figures, run, shown
 
 from fedcgd import DPSGD, Participation, calibrate, select_lambda
+from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli import compare
 from fedcgd.curvature.stationary import optimal_error, stationary_error
 from fedcgd.optimisation import catalogue, fitted
@@ -111,7 +112,7 @@ def test_each_mechanism_is_shown_as_it_is_and_fitted(curvature: list[str]) -> No
     assert (found["dimension"], found["learning_rate"], found["measured_on"]) == (6, 0.8, {"model": "a toy"})
     low, high = found["stationary_bounds"]["independent"]
     assert low < rows["dp-sgd"]["stationary"] < high
-    assert found["adjacency"] == "zero out one user"
+    assert found["adjacency"] == ADJACENCY
     assert "curves" not in found
 
 

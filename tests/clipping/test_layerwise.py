@@ -176,6 +176,26 @@ def test_the_loss_sees_one_example_at_a_time() -> None:
     assert max(float(part.abs().max()) for part in parts) < 1e-7  # alone, an example is its own mean
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        functional.cross_entropy,
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(label_smoothing=0.2, reduction="sum"),
+        nn.CrossEntropyLoss(ignore_index=1),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]), reduction="sum"),
+    ],
+)
+def test_known_losses_are_those_of_examples_alone(loss) -> None:
+    model, inputs, targets = setting(words)
+    found, alone = (
+        layerwise.gradients(layerwise.layers_of(model), one, trained(model), inputs, targets)
+        for one in (loss, lambda outputs, targets: loss(outputs, targets))  # the second is one that nobody knows
+    )
+    # An example without a label that counts has no loss: NaN, or zeros.
+    torch.testing.assert_close([part.nan_to_num(0) for part in found], [part.nan_to_num(0) for part in alone])
+
+
 def test_a_loss_of_several_numbers_for_an_example_is_their_sum() -> None:
     def squares(outputs, targets):
         return outputs**2

@@ -2,10 +2,10 @@
 
 import math
 
+import mechanism_table
 import numpy as np
 import oracles_curvature as oracle
 import pytest
-import shared
 from scipy.special import ellipk
 
 from fedcgd.curvature.stationary import (
@@ -159,10 +159,12 @@ def test_what_is_made_for_some_rounds_has_no_stationary_loss(mechanism) -> None:
         stationary_loss(mechanism, mean_estimation(0.1))
 
 
-@pytest.mark.parametrize("name", [name for name, m in shared.MECHANISMS.items() if isinstance(m, ToeplitzMechanism)])
+@pytest.mark.parametrize(
+    "name", [name for name, m in mechanism_table.ONE_OF_EACH.items() if isinstance(m, ToeplitzMechanism)]
+)
 def test_every_series_has_its_gain(name: str) -> None:
     """∫|C|² is Σc², whose tail after 4096 coefficients is below rounding but for `toeplitz`."""
-    mechanism = shared.MECHANISMS[name]
+    mechanism = mechanism_table.ONE_OF_EACH[name]
     expected = math.inf if name == "toeplitz" else np.linalg.norm(mechanism.coefficients(4096))
     assert stationary_sensitivity(mechanism) == pytest.approx(expected, rel=1e-9)
 

@@ -64,7 +64,7 @@ def test_a_study_is_run_and_gone_on_with(data: Path, tmp_path: Path, monkeypatch
 def test_figures_are_chosen_by_how_they_begin() -> None:
     assert [study.name for study in _chosen(["figure-8"])] == ["figure-8-poisson", "figure-8"]
     assert not any(study.name in PAPER_STUDIES for study in _chosen(None))
-    with pytest.raises(Exception, match="figure-9.*digits"):
+    with pytest.raises(Exception, match=r"figure-9.*digits"):
         _chosen(["figure-9"])
 
 

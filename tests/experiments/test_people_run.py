@@ -138,17 +138,7 @@ def test_people_are_trained_in_groups_with_the_same_rounds() -> None:
     assert first["seconds"] == second["seconds"] > 0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"split": "tset"}, "split must be validation or test, got 'tset'"),
-        (
-            {"sampling": "cyclic-poisson"},
-            "sampling must be none, balls-in-bins, poisson or b-min-sep, got 'cyclic-poisson'",
-        ),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
-    ],
-)
-def test_a_point_of_people_is_checked(change, message) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("change", [{"split": "tset"}, {"sampling": "sometimes"}, {"momentum": 1.0}])
+def test_a_point_of_people_is_checked(change) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
         replace(POINT, **change)

@@ -42,7 +42,7 @@ def test_a_round_is_one_line_and_no_line_comes_twice(caplog: pytest.LogCaptureFi
     assert len(said) < 6 + 25
     [once] = [line for line in said if "user counts" in line]
     assert "examples per" in once
-    assert "0: evaluate" in said
+    assert any("0: evaluate" in line for line in said)
     [ended] = [line for line in said if line.startswith("Finished")]
     assert re.fullmatch(r"Finished in [0-9.]+ s with 6 of 6 rounds released", ended)
     assert "round (cohort_size)" in caplog.text
@@ -78,9 +78,9 @@ def test_causes_are_told_apart_and_a_hint_comes_once(caplog: pytest.LogCaptureFi
     participation = Participation(rounds=3)
     make(participation=participation, cohort_size=12).start(grid, record(np.zeros(SIZE)), timeout=0.0)
     [line, *_] = [line for line in lines(caplog) if line.startswith("[ROUND ")]
-    assert "training: 2" in line
-    assert caplog.text.count("its mods") == 1
-    assert caplog.text.count("a node's own log says where its training failed") == 1
+    assert "failed: 2" in line
+    assert caplog.text.count("fedcgd's code;") == 1
+    assert caplog.text.count("its training") == 1
     assert "patient" not in caplog.text
 
 
@@ -109,7 +109,7 @@ def test_what_is_waited_for_is_what_is_missing(caplog: pytest.LogCaptureFixture)
         make(participation=participation, cohort_size=3, expected_users=2, patience=0.1).start(
             grid, record(np.zeros(SIZE))
         )
-    assert "0 of" not in caplog.text
+    assert "said which" not in caplog.text
     assert "part: connect" in caplog.text
 
 

@@ -17,6 +17,7 @@ from fedcgd.mechanisms import (
     Diagonal,
     LambdaCGD,
     LambdaMuCGD,
+    Mechanism,
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
@@ -44,23 +45,23 @@ TABLE = [
     (DPSGD(), np.eye(N)),
     (LambdaCGD(0.7), oracle.toeplitz(0.7 ** np.arange(N), N)),
     (LambdaCGD(0.0), np.eye(N)),
+    (LambdaMuCGD(0.8, -0.3), oracle.toeplitz([(0.8**t - (-0.3) ** t) / 1.1 for t in range(1, N + 1)], N)),
     (LambdaMuCGD(0.7, 0.0), oracle.toeplitz(0.7 ** np.arange(N), N)),
     (LambdaMuCGD(0.8, 0.3), oracle.toeplitz(0.8 ** np.arange(N), N) @ oracle.toeplitz(0.3 ** np.arange(N), N)),
     (LambdaMuCGD(0.6, 0.6), oracle.toeplitz([(t + 1) * 0.6**t for t in range(N)], N)),
-    (LambdaMuCGD(0.8, -0.3), oracle.toeplitz([(0.8**t - (-0.3) ** t) / 1.1 for t in range(1, N + 1)], N)),
     (LambdaMuCGD(0.5, -0.5), oracle.toeplitz([0.5**t * (t % 2 == 0) for t in range(N)], N)),
+    (BIFR(3, 0.7), inverse(cut_power(0.7, 3))),
     (BIFR(1, 0.7), np.eye(N)),
     (BIFR(2, 0.7), oracle.toeplitz(0.7 ** np.arange(N), N)),
-    (BIFR(4, 0.7), inverse(cut_power(0.7, 4))),
     (BIFR(4, 0.5), inverse(INVERSE_ROOT[:4])),
     (BIFR(6, 1.0), np.tri(N)),
     (BIFR(40, 0.3), oracle.toeplitz([(-1) ** t * binom(-0.3, t) for t in range(N)], N)),
-    (BISR(1), np.eye(N)),
     (BISR(4), inverse(INVERSE_ROOT[:4])),
+    (BISR(1), np.eye(N)),
     (BISR(40), oracle.toeplitz(ROOT, N)),
-    (BandInvMF((1.0, -0.5, 0.2)), inverse([1.0, -0.5, 0.2])),
+    (BandInvMF((1.0, -0.5, -0.1, 0.2)), inverse([1.0, -0.5, -0.1, 0.2])),
+    (BSR(4), oracle.toeplitz(ROOT[:4], N)),
     (BSR(1), np.eye(N)),
-    (BSR(5), oracle.toeplitz(ROOT[:5], N)),
     (BSR(40), oracle.toeplitz(ROOT, N)),
     (BandedToeplitz((1.0, 0.6, -0.3)), oracle.toeplitz([1.0, 0.6, -0.3], N)),
     (BandedToeplitz((2.0,) * 20), oracle.toeplitz([2.0] * N, N)),
@@ -75,7 +76,16 @@ TABLE = [
     ),
 ]
 
+ONE_OF_EACH: dict[str, Mechanism] = {
+    **{mechanism.name: mechanism for mechanism, _ in reversed(TABLE) if not isinstance(mechanism, Dense)},
+    "tree": BinaryTree(),
+}
+"""The first of each name, which is the same for runs of all lengths."""
+
+NORMALIZED = {name: Normalized(ONE_OF_EACH[name]) for name in ("lambda-cgd", "bisr", "bsr", "blt", "toeplitz")}
+"""With unit columns; those that are cheap to make."""
+
 TABLE += [(Normalized(m), oracle.normalized(c)) for m, c in TABLE if isinstance(m, Toeplitz)]
-"""Each with its C by definition."""
+"""Each with its C by definition; the first of each name is what `ONE_OF_EACH` has."""
 
 MECHANISMS = [mechanism for mechanism, _ in TABLE] + [BinaryTree()]

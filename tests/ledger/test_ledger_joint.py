@@ -3,16 +3,17 @@
 import math
 from pathlib import Path
 
+import ledgers
 import numpy as np
 import pytest
 from command_line import figures, run
-from ledgers import KEY, refused
+from ledgers import refused
 from oracles_accounting import gaussian_epsilon
 from plans import make_plan
 
 from fedcgd import Participation, Plan
 from fedcgd.accounting.compose import JOINT_CONDITION
-from fedcgd.ledger import Ledger, joint
+from fedcgd.ledger import joint
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 
 PLAN = Plan.calibrated(
@@ -20,13 +21,8 @@ PLAN = Plan.calibrated(
 )
 
 
-def recorded(path: Path, users: list[str], plan: Plan = PLAN, rounds: int = 1) -> Path:
-    with Ledger.open(path, plan=plan, configuration={"path": path.name}, key=KEY) as ledger:
-        for round in range(rounds):
-            attempt = ledger.plan_round(round, users if round == 0 else [f"other-{round}"])
-            ledger.record_aggregated(round, attempt, round)
-            ledger.record_released(round, attempt, b"")
-    return path
+def recorded(path: Path, users: list[str], plan: Plan = PLAN) -> Path:
+    return ledgers.recorded(path, users, plan, over=False)
 
 
 def test_two_runs_at_8_are_12_26_together_for_who_is_in_both(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 import math
 
+import mechanism_table
 import numpy as np
 import oracles_mechanisms as oracle
 import pytest
-import shared
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
@@ -28,7 +28,7 @@ from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 
 N = 24
 BAND = np.linspace(1, 0.1, 3) * (np.arange(N)[:, None] + np.arange(3) < N) * np.linspace(1, 2, N)[:, None]
-MECHANISMS = [*shared.MECHANISMS.values(), Dense("band-mf", BAND), *shared.NORMALIZED.values()]
+MECHANISMS = [*mechanism_table.ONE_OF_EACH.values(), Dense("band-mf", BAND), *mechanism_table.NORMALIZED.values()]
 RATES = tuple(np.cos(np.linspace(0, 1.4, N)).tolist())
 WORKLOADS = [PREFIX_SUMS, Workload(0.9), Workload(learning_rates=RATES), Workload(0.5, RATES)]
 

@@ -3,9 +3,9 @@
 from contextlib import suppress
 from dataclasses import replace
 
+import mechanism_table
 import numpy as np
 import pytest
-import shared
 from plans import make_plan
 
 from fedcgd.mechanisms import BLT, BSR, BinaryTree, LambdaCGD, inverse_matrix
@@ -18,7 +18,7 @@ from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 ROUNDS, SIZE, STEP = 12, 50, 2.0**-22
 STREAM = NoiseStream(bytes(range(32)))
 NONCES = [0, 3, 0, 0, 7, 0, 2**127 + 5, 0, 1, 0, 0, 2**128 - 1]
-MECHANISMS = [*shared.MECHANISMS.values(), *shared.NORMALIZED.values()]
+MECHANISMS = [*mechanism_table.ONE_OF_EACH.values(), *mechanism_table.NORMALIZED.values()]
 
 
 def source(mechanism, mode=None) -> NoiseSource:
@@ -111,7 +111,7 @@ def test_the_mechanism_chooses_what_is_less_work() -> None:
         "blt": "buffer",
         "tree": "buffer",
     }
-    assert {name: source(shared.MECHANISMS[name]).mode for name in modes} == modes
+    assert {name: source(mechanism_table.ONE_OF_EACH[name]).mode for name in modes} == modes
 
 
 def test_replay_makes_the_bands_again_and_buffers_make_one_vector() -> None:

@@ -4,9 +4,9 @@ import sys
 import warnings
 from types import SimpleNamespace
 
+import mechanism_table
 import numpy as np
 import pytest
-import shared
 import torch
 from numpy_kernels import numpy_kernels
 
@@ -18,7 +18,7 @@ from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 
 STREAM, GRID = NoiseStream(bytes(range(32))), Lattice(2.0**-18)
 NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
-MECHANISMS = [shared.MECHANISMS[name] for name in ("lambda-cgd", "bisr", "bsr", "blt", "tree")]
+MECHANISMS = [mechanism_table.ONE_OF_EACH[name] for name in ("lambda-cgd", "bisr", "bsr", "blt", "tree")]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)

@@ -262,7 +262,7 @@ def test_without_a_sampling_it_is_opacus_or_an_error_that_names_the_others():
     assert poisson == make_with_epsilon(mechanism=DPSGD(), poisson_sampling=True)[0].accountant.plan
     assert poisson.participation == participation_of("poisson")
     none = calibrate(MECHANISM, participation_of(), epsilon=3.0, delta=1e-4).noise_multiplier
-    with pytest.raises(ValueError, match="the default of Opacus is Poisson sampling") as error:
+    with pytest.raises(ValueError, match="Poisson sampling") as error:
         make_with_epsilon()
     assert f"which anybody may know: noise_multiplier {none:.4g}" in str(error.value)
     assert "sampling='balls-in-bins'" in str(error.value)
@@ -271,7 +271,7 @@ def test_without_a_sampling_it_is_opacus_or_an_error_that_names_the_others():
 
 def test_without_a_sampling_an_error_that_is_not_the_samplings_says_what_it_is():
     for mechanism in (DPSGD(), MECHANISM):
-        with pytest.raises(ValueError, match=r"^epsilon must be in"):
+        with pytest.raises(ValueError, match="epsilon must"):
             make_with_epsilon(mechanism=mechanism, target_epsilon=-1.0)
 
 
@@ -322,7 +322,7 @@ def test_a_file_that_is_no_checkpoint_is_named(content, tmp_path):
     torch.save(content, tmp_path / "model.pt")
     engine, model, private = make()
     before = flatten(model).clone()
-    with pytest.raises(ValueError, match=r"model.pt holds no checkpoint.*save_checkpoint"):
+    with pytest.raises(ValueError, match="no checkpoint"):
         engine.load_checkpoint(path=tmp_path / "model.pt", module=private[0])
     assert torch.equal(flatten(model), before)
 
@@ -418,7 +418,7 @@ def test_an_engine_makes_one_run():
 
     train(again(), epochs=1)
     assert engine.accountant.released == 5
-    with pytest.raises(RuntimeError, match="make another engine"):
+    with pytest.raises(RuntimeError, match="another engine"):
         again()
 
 
@@ -466,7 +466,7 @@ def test_a_step_left_out_stops_the_loop(workers, physical):
             optimizer.step()
             steps += 1
 
-    with pytest.raises(RuntimeError, match=r"take one optimizer step for each batch"):
+    with pytest.raises(RuntimeError, match="optimizer step"):
         loop()
 
 
@@ -580,7 +580,7 @@ def test_a_plan_that_the_loader_cannot_keep_is_refused(participation):
 
 
 def test_clipping_in_another_way_is_refused_with_a_plan_too():
-    with pytest.raises(ValueError, match="clipping must be flat, got 'per_layer'"):
+    with pytest.raises(ValueError, match="got 'per_layer'"):
         make(clipping="per_layer")
 
 
@@ -608,7 +608,7 @@ def test_a_sampler_of_the_users_own_is_refused():
     model = network()
     arguments = {"module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
     loader = DataLoader(data(), batch_size=6, sampler=SubsetRandomSampler(range(30)))
-    with pytest.raises(ValueError, match="Subset if not all examples shall be used"):
+    with pytest.raises(ValueError, match="examples shall"):
         CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=loader, plan=plan_of())
     subset = DataLoader(Subset(data(), range(30)), batch_size=6)
     private = CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=subset, plan=plan_of())

@@ -88,13 +88,13 @@ def test_a_layer_that_is_used_twice_is_right(mode, monkeypatch):
 @pytest.mark.parametrize("how", ["weight alone", "weight transposed"])
 def test_a_weight_that_is_taken_from_its_layer_is_refused(how, mode, monkeypatch):
     torch.manual_seed(0)
-    with pytest.raises(RuntimeError, match=r"are not those that autograd finds, for 'inner\.weight' and 0 other"):
+    with pytest.raises(RuntimeError, match=r"inner\.weight"):
         private_sum(monkeypatch, Around(how), mode, torch.randn(SIZE, 6))
 
 
 def test_tensors_by_keyword_are_refused(monkeypatch):
     torch.manual_seed(0)
-    with pytest.raises(RuntimeError, match=r"are not those that autograd finds, for 'shifted\.factor'"):
+    with pytest.raises(RuntimeError, match=r"shifted\.factor"):
         private_sum(monkeypatch, ByKeyword(), "hooks", torch.randn(SIZE, 6))
 
 
@@ -109,7 +109,7 @@ def test_a_penalty_in_the_loss_is_refused_and_gradients_are_compared_once(monkey
 
         return with_penalty
 
-    with pytest.raises(RuntimeError, match="penalty in the loss"):
+    with pytest.raises(RuntimeError, match="penalty in"):
         run.train(step(100.0))
     assert run.sums == []
     run.train(step(0.0))
@@ -128,7 +128,7 @@ def test_gradients_are_compared_after_other_backward_passes(forget, monkeypatch)
         run.loss(run.module(batch[0]), batch[1]).backward()
         run.optimizer.step()
 
-    with pytest.raises(RuntimeError, match=r"are not those that autograd finds, for 'inner\.weight'"):
+    with pytest.raises(RuntimeError, match=r"inner\.weight"):
         run.train(step)
 
 
@@ -142,7 +142,7 @@ def test_gradients_are_compared_as_soon_as_there_are_some(first, monkeypatch):
         (loss if run.released else loss * first).backward()
         run.optimizer.step()
 
-    with pytest.raises(RuntimeError, match=r"are not those that autograd finds, for 'inner\.weight'"):
+    with pytest.raises(RuntimeError, match=r"inner\.weight"):
         run.train(step)
     assert run.released == 1
 
@@ -160,7 +160,7 @@ def test_a_padding_that_is_not_of_zeros(padding, monkeypatch):
     torch.manual_seed(0)
     inputs = torch.randn(SIZE, 1, 4, 4)
     for mode in ("hooks", "ghost"):
-        with pytest.raises(ValueError, match="has the padding_mode"):
+        with pytest.raises(ValueError, match="the padding_mode"):
             private_sum(monkeypatch, images(padding_mode=padding), mode, inputs)
     assert agrees(*private_sum(monkeypatch, images(padding_mode=padding), "functorch", inputs))
 
@@ -170,7 +170,7 @@ def test_a_norm_without_bias(monkeypatch):
     model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6, bias=False), nn.Linear(6, 3))
     inputs = torch.randn(SIZE, 6)
     for mode in ("hooks", "ghost"):
-        with pytest.raises(ValueError, match="LayerNorm without bias"):
+        with pytest.raises(ValueError, match="LayerNorm without"):
             private_sum(monkeypatch, copy.deepcopy(model), mode, inputs)
     assert agrees(*private_sum(monkeypatch, model, "functorch", inputs))
 

@@ -47,7 +47,7 @@ WAYS = ["in place", "anew", "data", "numpy", "longer"]
 @pytest.mark.parametrize("how", WAYS)
 def test_a_buffer_that_changes_is_refused_by_its_name_and_put_back(how, batch, persistent, monkeypatch):
     run = Run(monkeypatch, model=Writing(how, persistent), batch=batch)
-    with pytest.raises(RuntimeError, match=r"has changed the buffer 'inner\.mean' and 0 others"):
+    with pytest.raises(RuntimeError, match="buffer 'inner"):
         run.train()
     assert run.sums == []
     assert torch.equal(run.model.inner.mean, torch.zeros(6))
@@ -62,7 +62,7 @@ def test_one_that_changes_later_is_refused_too(how, mode, monkeypatch):
     batches = iter(run.loader)
     run.step(next(batches))
     model.first = 0
-    with pytest.raises(RuntimeError, match=r"has changed the buffer 'inner\.mean'"):
+    with pytest.raises(RuntimeError, match="buffer 'inner"):
         run.step(next(batches))
     assert run.released == 1
     assert torch.equal(model.state_dict()["inner.mean"], torch.zeros(6))
@@ -78,7 +78,7 @@ def test_a_forward_pass_that_fails_leaves_nothing_and_neither_does_an_evaluation
     assert torch.equal(model.inner.mean, torch.zeros(6))
     model.how = "data"
     model.eval()
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"has changed the buffer"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="has changed"):
         run.module(run.data.tensors[0])
     assert torch.equal(model.inner.mean, torch.zeros(6))
 

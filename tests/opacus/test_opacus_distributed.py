@@ -180,7 +180,7 @@ def test_a_secret_key_is_opened_by_all_ranks_and_stays_where_it_is(sharded, trai
 def test_a_rank_that_dies_before_the_record_leaves_no_release(train, tmp_path):
     answers = train(2, trouble="dies before the record", died=1)
     assert answers[1] is None
-    assert "waited for the others" in answers[0]
+    assert "waited for" in answers[0]
     assert recorded(tmp_path) == [0, 1, 2]
 
 
@@ -190,7 +190,7 @@ def test_a_round_that_was_lost_is_the_same_release_or_gets_another_nonce(train, 
     models(train(2, epochs=1))  # four rounds, in the checkpoint
     answers = train(4, died=0, load=True, trouble="dies after the record", on_rank=0, in_round=5)
     assert answers[0] is None
-    assert all("waited for the others" in answer for answer in answers[1:])
+    assert all("waited for" in answer for answer in answers[1:])
     assert recorded(tmp_path) == [0, 1, 2, 3, 4]
 
     again = train(1, load=True)[0]
@@ -232,7 +232,7 @@ def test_a_rank_that_leaves_out_an_example_ends_all(train, tmp_path):
 def test_a_rank_with_a_part_of_a_model_that_fails_is_missed_by_the_others(train, tmp_path):
     answers = train(2, trouble="fewer", sharded=True, mode="ghost")
     assert answers[1].startswith("StepError")
-    assert "waited for the others" in answers[0]
+    assert "waited for" in answers[0]
     assert len(recorded(tmp_path)) == 3
 
 
@@ -245,7 +245,7 @@ def test_a_round_that_cannot_be_put_on_record_moves_no_rank(train, tmp_path):
 
 def test_a_rank_that_hangs_is_not_waited_for_longer_than_the_timeout(train, tmp_path):
     answers = train(2, trouble="hangs", on_rank=0, timeout=4.0, hangs=0)
-    assert "waited for the others" in answers[1]
+    assert "waited for" in answers[1]
     assert len(recorded(tmp_path)) == 3
 
 
@@ -379,7 +379,7 @@ def test_ranks_that_are_killed_with_their_shards_use_no_noise_twice(train, tmp_p
     for ranks, killed, trouble in kills:
         answers = train(ranks, died=killed, load=True, trouble=trouble, on_rank=killed, in_round=5, **options)
         assert answers[killed] is None
-        assert all("waited for the others" in answers[rank] for rank in range(ranks) if rank != killed)
+        assert all("waited for" in answers[rank] for rank in range(ranks) if rank != killed)
     last = train(1, load=True, **options)[0]
     found = verify(tmp_path / "run.db")
     assert (found.problems, found.released) == ((), 8)
@@ -407,7 +407,7 @@ def test_a_rank_that_leaves_out_an_empty_part_of_a_model_in_shards_is_told_what_
     options = {"sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 3, "examples": 12, "mode": "ghost"}
     answers = train(3, sharded=True, trouble="leaves out empty parts", on_rank=2, timeout=10.0, **options)
     assert answers[2].startswith("StepError")
-    assert all("waited for the others" in answer for answer in answers[:2]), answers
+    assert all("waited for" in answer for answer in answers[:2]), answers
 
 
 class Noisy(Dataset):

@@ -166,7 +166,7 @@ def test_a_model_whose_layers_are_called_another_number_of_times_is_trained(own,
         run.module(*batch)[0].backward()
         run.optimizer.step()
 
-    told = pytest.warns(UserWarning, match="whether examples reach each other's rows cannot be told")
+    told = pytest.warns(UserWarning, match="whether examples")
     with nullcontext() if own else told:
         run.train(step)
     assert run.released == 3
@@ -180,7 +180,7 @@ def test_models_whose_examples_are_independent_are_not_refused(program):
 def test_a_batch_that_the_model_does_not_take_is_the_models_error():
     """And no silence."""
     for rows in (4, 1):
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        with pytest.raises(RuntimeError, match="shapes cannot"):
             check_independence(nn.Linear(6, 3), torch.randn(rows, 5))
 
 

@@ -28,7 +28,7 @@ def test_a_penalty_on_gradients(mode, monkeypatch):
     inputs, targets = next(iter(run.loader))
     loss = functional.cross_entropy(run.module(inputs.requires_grad_()), targets)
     (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match="a second backward pass through one forward pass of a Linear"):
+    with pytest.raises(RuntimeError, match="second backward"):
         (loss + slope.square().sum()).backward()
 
 
@@ -38,7 +38,7 @@ def test_a_second_backward_pass(mode, monkeypatch):
     inputs, targets = next(iter(run.loader))
     loss = functional.cross_entropy(run.module(inputs), targets)
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="Add losses up before one backward pass"):
+    with pytest.raises(RuntimeError, match="backward pass"):
         loss.backward()
 
 
@@ -65,9 +65,7 @@ def test_a_head_that_the_loss_leaves_out(cured, mode, monkeypatch):
         run.train(step)
         assert run.released == 3
     else:
-        with pytest.raises(
-            RuntimeError, match=r"leaves out what 'second\.weight' gives, add 0 \* the sum of that to the loss"
-        ):
+        with pytest.raises(RuntimeError, match="weight' gives,"):
             run.train(step)
 
 
@@ -81,7 +79,7 @@ def test_a_checkpoint_of_another_optimizer_changes_nothing(tmp_path, monkeypatch
         plan=run.plan,
     )  # fmt: skip
     before = model.weight.detach().clone()
-    with pytest.raises(ValueError, match=r"optimizer is of another kind, .*\(one of them has amsgrad, betas"):
+    with pytest.raises(ValueError, match="amsgrad, betas"):
         engine.load_checkpoint(path=tmp_path / "run.pt", module=module, optimizer=optimizer)
     assert engine.accountant.released == 0
     assert torch.equal(before, model.weight)
@@ -91,7 +89,7 @@ def test_a_checkpoint_of_another_optimizer_changes_nothing(tmp_path, monkeypatch
 def test_accelerate_before_the_engine(with_loader):
     accelerator, model = Accelerator(cpu=True), nn.Linear(6, 3)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(TypeError, match=r"call make_private first, and then prepare\(module, optimizer\)"):
+    with pytest.raises(TypeError, match="make_private first,"):
         private(model, optimizer)
 
 
@@ -104,7 +102,7 @@ def test_another_dtype_afterwards(after, monkeypatch):
     run.module.double()
     inputs, targets = next(batches)
     run.backward((inputs.double(), targets))
-    with pytest.raises(RuntimeError, match="of another dtype since"):
+    with pytest.raises(RuntimeError, match="another dtype"):
         run.optimizer.step()
     assert run.released == after
 
@@ -132,7 +130,7 @@ def test_bags_without_offsets():
     module, _, loader = private(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for inputs, targets in loader:
         loss = functional.cross_entropy(module(inputs), targets)
-        with pytest.raises(RuntimeError, match=r"take nn\.Embedding, and the mean or sum"):
+        with pytest.raises(RuntimeError, match="Embedding, and"):
             loss.backward()
         break
 

@@ -36,7 +36,7 @@ def test_far_above_is_said_once_and_not_of_a_private_run(monkeypatch, recwarn):
         run.train()
         told = [warning for warning in recwarn if "max_grad_norm" in str(warning.message)]
         assert len(told) == (noise == 0)
-    with pytest.warns(UserWarning, match=r"max_grad_norm is 20000, and noise follows it"):
+    with pytest.warns(UserWarning, match="max_grad_norm is"):
         Run(monkeypatch, clip_norm=2e4)
 
 

@@ -106,7 +106,7 @@ def test_the_loss_that_trainer_divides_by_the_tokens_of_all_examples_is_refused(
 
 
 def test_a_loader_that_trainer_makes_itself_is_refused(private, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="no batch from the loader"):
+    with pytest.raises(RuntimeError, match="batch from"):
         hugging_face(private, tmp_path, loader=False, compute_loss_func=sequence_loss).train()
 
 
@@ -119,7 +119,7 @@ def test_a_loader_that_accelerate_prepared_is_refused(private) -> None:
             sequence_loss(model(batch["input_ids"]), batch["labels"]).backward()
             optimizer.step()
 
-    with pytest.raises(RuntimeError, match=r"do not give the loader to Accelerate's prepare\(\)"):
+    with pytest.raises(RuntimeError, match="Accelerate's prepare"):
         loop()
 
 
@@ -154,5 +154,5 @@ def test_texts_of_a_causal_model_are_padded_on_the_right_where_no_token_sees_it(
 
     with ExitStack() as expected:
         if side == "left":
-            expected.enter_context(pytest.raises(CrossExampleLeakError, match="padding to the longest of the batch"))
+            expected.enter_context(pytest.raises(CrossExampleLeakError, match="the longest"))
         check_independence(language_model(), texts, padded, call=call)

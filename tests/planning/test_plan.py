@@ -115,7 +115,7 @@ def test_what_no_accountant_covers_is_no_plan(mechanism, participation, message,
 
 
 @pytest.mark.long
-def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(monkeypatch) -> None:
+def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(monkeypatch, few_draws: None) -> None:
     made = []
     monkeypatch.setattr(balls_in_bins, "bin_gram", lambda *asked: made.append(asked) or bin_gram(*asked))
     participation = Participation(rounds=35, min_separation=7, sampling="balls-in-bins")
@@ -168,7 +168,7 @@ def test_a_little_less_noise_than_was_calibrated_does_not_promise_the_budget(mec
     participation, _ = SAMPLINGS["balls-in-bins"]
     plan = Plan.calibrated(mechanism, participation, clip_norm=1.0, epsilon=epsilon, delta=1e-5)
     above = 0
-    for part in (0.9995, 0.999, 0.998, 0.997):
+    for part in (0.999, 0.998):
         less = replace(plan, noise_multiplier=part * plan.noise_multiplier)
         asked = accountant(mechanism, participation)
         found = asked.found_epsilon(less.noise_multiplier, 1e-5, participation.rounds, lambda _: None).value

@@ -150,7 +150,7 @@ def test_no_planned_rate_lies_at_an_edge_of_what_was_tried(problem: PlanningProb
 def test_no_planned_cohort_lies_at_an_edge_of_what_was_tried() -> None:
     """A million people: the same mechanism in half the cohort, or twice, is not better by more than twice LEVEL."""
     problem = PlanningProblem(users=1_000_000, epsilon=3.0, delta=1e-7, participations=5)
-    plain = next(one for one in plan_recipes(problem) if one.kind == "dp-sgd, nothing secret")
+    plain = next(one for one in plan_recipes(problem) if one.kind == "dp-sgd, without amplification")
     assert plain.recipe.steps > 60
     for factor in (0.5, 2):
         other = replace(plain.recipe, steps=round(factor * plain.recipe.steps))

@@ -13,12 +13,14 @@ from command_line import run
 from fake_grid import FakeGrid
 from flower_runs import node
 from flwr.serverapp.strategy import FedAvg
+from ledgers import refused
 from plans import make_plan
 from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
+from fedcgd.accounting.guarantee import ADJACENCY, NO_NOISE
 from fedcgd.ledger import JointBudget, export, joint, verify
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -47,7 +49,7 @@ def test_the_plan_promises_nothing_in_every_form() -> None:
         assert plan.noiseless
         for guarantee in (plan.guarantee(), plan.guarantee(released=2), plan.quick_guarantee(released=3)):
             assert guarantee.epsilon == math.inf
-            for part in ("NO NOISE", "nothing here is private", "ε = ∞ at δ = 1e-05", "zero out one user", "none"):
+            for part in (NO_NOISE, "∞", "1e-05", ADJACENCY, "none"):
                 assert part in str(guarantee)
     assert not NOISY.noiseless
     assert NOISY.guarantee().epsilon < math.inf
@@ -66,7 +68,7 @@ def test_a_federated_run_clips_adds_nothing_and_says_so_in_every_round(caplog: p
     step = np.floor(0.5 / np.sqrt(SIZE) * 2**13) / 2**13  # clipped to the norm 0.5, on the grid
     np.testing.assert_allclose(result.arrays["w"].numpy(), np.full(SIZE, 4 * step), atol=1e-6)
     warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert any("NO NOISE (σ = 0, for debugging)" in text for text in warned)
+    assert any(NO_NOISE in text for text in warned)
     rounds = [one.getMessage() for one in caplog.records if "[ROUND" in one.getMessage()]
     assert len(rounds) == 4
     assert all("NO NOISE" in text and "ε ≤" not in text for text in rounds)
@@ -90,7 +92,7 @@ def test_every_record_of_the_run_is_marked(tmp_path: Path) -> None:
     for words in (["ledger", "show"], ["ledger", "verify"]):
         assert "NO NOISE" in printed(*words, str(path))
         assert json.loads(printed(*words, str(path), "--json"))
-    assert "a run without noise (σ = 0, for debugging) promises nothing" in printed("ledger", "compose", str(path))
+    assert "∞" in printed("ledger", "compose", str(path))
     assert json.loads(printed("ledger", "compose", str(path), "--json"))["groups"][0]["planned"]["epsilon"] == "inf"
     assert json.loads(printed("ledger", "show", str(path), "--json"))["verification"]["whole"]["epsilon"] == "inf"
     for name in ("report.html", "statement.md", "statement.json"):
@@ -124,18 +126,18 @@ def test_together_with_other_runs_it_costs_everything(tmp_path: Path) -> None:
     assert joint([path]).worst.planned.epsilon == math.inf
     budget = JointBudget(epsilon=100.0, delta=1e-5, after=[path])
     assert budget.admission(NOISY, key=KEY).refused == {"ann", "bob"}
-    with pytest.raises(ValueError, match="nobody may take part"):
+    with refused("nobody-may-take-part"):
         JointBudget(epsilon=100.0, delta=1e-5, after=[]).admission(NOISELESS, key=KEY)
 
 
 def test_what_needs_noise_refuses_to_go_without() -> None:
     for question in (accounting.compute_epsilon, accounting.compute_delta):
         rest = {"delta": 1e-5} if question is accounting.compute_epsilon else {"epsilon": 1.0}
-        with pytest.raises(ValueError, match="noise_multiplier must be positive"):
+        with pytest.raises(ValueError, match="noise_multiplier"):
             question(DPSGD(), NOISY.participation, noise_multiplier=0.0, **rest)
-    with pytest.raises(ValueError, match="the plan of a private evaluation needs noise"):
+    with pytest.raises(ValueError, match="noise"):
         PrivateEvaluation(plan=replace(NOISELESS, clip_norm=1.0), bounds={"accuracy": 1.0})
-    with pytest.raises(ValueError, match="adaptive clipping measures"):
+    with pytest.raises(ValueError, match="adaptive"):
         start(NOISELESS, adaptive_clipping=AdaptiveClipping())
     words = ["account", "--mechanism", "dp-sgd", "--rounds", "4", "--delta", "1e-5", "--noise-multiplier", "0"]
     assert run(*words).exit_code == 2
@@ -157,7 +159,7 @@ def private(plan: Plan):
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_central_training_clips_adds_nothing_and_warns() -> None:
-    with pytest.warns(UserWarning, match="NO NOISE.*nothing here is private"):
+    with pytest.warns(UserWarning, match="NO NOISE"):
         engine, (module, optimizer, loader) = private(NOISELESS)
     inputs, targets = next(iter(loader))
     expected = [torch.zeros_like(p) for p in module.parameters()]
@@ -179,10 +181,10 @@ def test_central_training_clips_adds_nothing_and_warns() -> None:
 
 def test_a_private_optimizer_never_loses_its_noise(tmp_path: Path) -> None:
     engine, (module, optimizer, _) = private(NOISY)
-    with pytest.raises(ValueError, match=r"noise_multiplier cannot be changed from 2\.0 to 0"):
+    with pytest.raises(ValueError, match="noise_multiplier"):
         optimizer.noise_multiplier = 0
     engine.save_checkpoint(path=tmp_path / "private.pt", module=module)
     with pytest.warns(UserWarning, match="NO NOISE"):
         debugging, (other, _, _) = private(NOISELESS)
-    with pytest.raises(ValueError, match="of another plan"):
+    with pytest.raises(ValueError, match="another plan"):
         debugging.load_checkpoint(path=tmp_path / "private.pt", module=other)

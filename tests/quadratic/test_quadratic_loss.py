@@ -1,9 +1,9 @@
 """The loss that noise adds on a quadratic, against dense matrices and descent on unit vectors."""
 
+import mechanism_table
 import numpy as np
 import oracles_curvature as oracle
 import pytest
-import shared
 
 from fedcgd.mechanisms import BISR, BSR, Dense, LambdaCGD, Normalized, inverse_matrix, matrix
 from fedcgd.mechanisms.adjoint import transposed_inverse
@@ -23,12 +23,12 @@ def random_band(n: int, p: int) -> Dense:
 
 
 MECHANISMS = [
-    *shared.MECHANISMS.values(),
+    *mechanism_table.ONE_OF_EACH.values(),
     BISR(40),
     BSR(40),
     random_band(N, 4),
     random_band(N, N),
-    *shared.NORMALIZED.values(),
+    *mechanism_table.NORMALIZED.values(),
     Normalized(BSR(40)),
 ]
 

@@ -22,5 +22,6 @@ def test_epsilon_is_said_with_all_it_rests_on_and_rounded_up(private: bool, end:
 
 
 def test_the_line_of_a_round_rounds_epsilon_up() -> None:
-    line = str(RoundReport(round=0, rounds=40, epsilon=0.70131, delta=1e-5))
-    assert "ε ≤ 0.7014 so far at δ = 1e-05" in line
+    report = RoundReport(round=0, rounds=40)
+    report.add_epsilon(0.70131, 1e-5)
+    assert "ε ≤ 0.7014" in str(report)

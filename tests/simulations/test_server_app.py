@@ -60,7 +60,6 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
 ) -> None:
     options = {"ledger": str(tmp_path / "run.db"), "rounds": 4}
     with monkeypatch.context() as patched:
-        patched.setattr("fedcgd_flower.run_loop._MOST_FAILURES", 1)
         releases = iter(range(100))
         real = server_app.CorrelatedNoise
 

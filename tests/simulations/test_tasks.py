@@ -15,7 +15,7 @@ from fedcgd_simulations.tasks import NAMES, get_task
 def test_an_unknown_task_or_model_is_refused_with_the_names():
     with pytest.raises(ValueError, match=r"'mnist'.*digits, fashion-mnist"):
         get_task("mnist")
-    with pytest.raises(ValueError, match="'resnet'.*softmax"):
+    with pytest.raises(ValueError, match=r"'resnet'.*softmax"):
         get_task("digits", model="resnet")
     assert {"digits", "fashion-mnist"} <= set(NAMES)
 

@@ -52,7 +52,7 @@ def test_a_truncated_binary_file_is_refused(tmp_path):
     write_binary(tmp_path / "data")
     path = tmp_path / "data" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="3073 .*30729"):
+    with pytest.raises(ValueError, match=r"3073 .*30729"):
         read_files(find_files(tmp_path / "data"))
 
 

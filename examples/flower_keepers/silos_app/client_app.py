@@ -1,8 +1,8 @@
 """A silo: it hosts patients, masks what it sends, and is a keeper if its configuration names a key.
 
-    KEEPERS=/srv/keepers.toml flower-supernode … --node-config 'silo=0 silos=3 participations="/srv/participations.db" keeper="/srv/keeper.key"'
+    KEEPERS=/srv/keepers.toml flower-supernode … --node-config 'silo=0 silos=3 keeper="/srv/keeper.key" participations="n.db"'
 
-The file that says who the keepers are is the silo's own, and not one that comes with the app. So is its count of turns.
+The file that says who the keepers are is the silo's own, and not one that comes with the app. So is its count of participations.
 """
 
 import os

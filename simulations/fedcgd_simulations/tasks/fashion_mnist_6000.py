@@ -8,8 +8,6 @@ from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.task import Data, Task, classification, split
 from fedcgd_simulations.tasks import fashion_mnist
 
-EXAMPLES = 6000
-
 
 def task(model: str | None, data_dir: Path | None) -> Task:
     """6000 training examples, and the 5000 for validation and 10,000 for test of Fashion-MNIST; a small CNN."""
@@ -20,5 +18,5 @@ def task(model: str | None, data_dir: Path | None) -> Task:
 def load(data_dir: Path | None) -> Data:
     """Pixels in [0, 1], shape (examples, 1, 28, 28)."""
     whole = fashion_mnist.load(data_dir)
-    train, _ = split(whole.train, EXAMPLES, seed=1)
+    train, _ = split(whole.train, 6000, seed=1)
     return Data(train, whole.validation, whole.test)
