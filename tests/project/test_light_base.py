@@ -24,6 +24,7 @@ NEED_TORCH = (
     "fedcgd.curvature.lanczos",
     "fedcgd.curvature.measure",
     "fedcgd.curvature.public",
+    "fedcgd.clipping.gpu_code",
     "fedcgd.noise.gpu_code",
     "fedcgd.noise.tensors",
     "fedcgd.opacus.",
