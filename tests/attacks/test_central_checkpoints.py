@@ -248,3 +248,24 @@ def test_an_engine_that_goes_back_to_its_own_last_checkpoint_is_not_warned(tmp_p
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:nothing says whether rounds after")
+@pytest.mark.parametrize("other", [{"batch": 2}, {"size": 11}])
+def test_a_run_goes_on_with_the_epochs_that_it_began_with(other, tmp_path, monkeypatch):
+    """Else an example of a late round of one epoch may be in an early one of the next, nearer than the plan says."""
+    key = NoiseKey.generate()
+    run = Run(monkeypatch, key=key, epochs=4)
+    run.train()
+    run.engine.save_checkpoint(path=tmp_path / "saved", module=run.module, optimizer=run.optimizer)
+    later = Run(monkeypatch, key=key, epochs=4)
+    later.engine.load_checkpoint(path=tmp_path / "saved", module=later.module, optimizer=later.optimizer)
+    model = nn.Linear(6, 3)
+    engine = CorrelatedPrivacyEngine(key)
+    loader = DataLoader(examples(other.get("size", 12)), batch_size=other.get("batch", 4))
+    module, optimizer, _ = engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), data_loader=loader, plan=run.plan
+    )
+    with pytest.raises(ValueError, match="batch_size"):
+        engine.load_checkpoint(path=tmp_path / "saved", module=module, optimizer=optimizer)
+    assert engine.accountant.released == 0
