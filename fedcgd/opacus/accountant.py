@@ -126,9 +126,9 @@ class RunAccountant(NullAccountant):
             )
         if (epoch := state.get("epoch")) != self._epoch:
             raise ValueError(
-                f"the checkpoint is of epochs of {epoch}, and here they are of {self._epoch}: other examples would be in the rounds "
-                "that are left, and some in more of them, or nearer together, than the plan says. Take the data set, the batch_size "
-                "and the accumulation_steps of the run"
+                f"the checkpoint is of epochs of {epoch}, and here they are of {self._epoch}: other examples would be in the "
+                "rounds that are left, and some in more of them, or nearer together, than the plan says. Take the data set, the "
+                "batch_size and the accumulation_steps of the run"
             )
         if state.get("noise stream") != STREAM:
             raise ValueError(
