@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +106,10 @@ class ExampleGradients:
         *inputs, target = (part.unsqueeze(0) for part in copy)
         values = {**self._frozen, **kept, **trained}
         placed = {place: values[name] for place, name in self._places.items()}
-        slots = [(held, {**held}) for layer in self._called.modules() for held in (layer._parameters, layer._buffers)]
+        tensors: list[dict[str, Any]] = [
+            held for layer in self._called.modules() for held in (layer._parameters, layer._buffers)
+        ]
+        slots = [(held, {**held}) for held in tensors]
         try:
             # A module with two names would keep what `functional_call` puts in both: so all of its tensors are named here, once.
             return self._loss(functional_call(self._called, placed, tuple(inputs), tie_weights=False), target).sum()
