@@ -73,7 +73,8 @@ def test_a_checkpoint_that_its_record_does_not_know_is_refused(tmp_path, monkeyp
 
 def test_a_round_on_record_with_another_sum_is_not_released_again(tmp_path, monkeypatch):
     key = NoiseKey.generate()
-    for scale in (1.0, 2.0):
+    # Not 2: where the losses of a batch are saturated, its sum is the same.
+    for scale in (1.0, 0.0):
         run = Run(monkeypatch, key=key, record=tmp_path / "run.db", epochs=1)
         with torch.no_grad():
             run.model.weight *= scale
@@ -82,8 +83,8 @@ def test_a_round_on_record_with_another_sum_is_not_released_again(tmp_path, monk
             warnings.simplefilter("always")
             run.train()
         assert run.released == run.engine.accountant.rounds.next == 3
-        assert torch.equal(run.model.weight, before) is (scale == 2.0)
-        assert any("round 0" in str(one.message) for one in told) is (scale == 2.0)
+        assert torch.equal(run.model.weight, before) is (scale == 0.0)
+        assert any("round 0" in str(one.message) for one in told) is (scale == 0.0)
 
 
 @pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
