@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,8 @@ class ExampleGradients:
     3. A loop over the examples, where vmap refuses the model (GRU; branches on an example's own values).
 
     The model is called with copies of its buffers and of what is trained, in a loop with fresh ones for each example, so that
-    nothing in it changes; what writes to one of them, or to a frozen parameter, is refused.
+    nothing in it changes; what writes to one of them, or to a frozen parameter, is refused. A buffer that was not there before a
+    call is not there after it.
 
     Args:
         model: as it will be called; trained parameters are given with each call.
@@ -104,8 +106,17 @@ class ExampleGradients:
         *inputs, target = (part.unsqueeze(0) for part in copy)
         values = {**self._frozen, **kept, **trained}
         placed = {place: values[name] for place, name in self._places.items()}
-        # A module with two names would keep what `functional_call` puts in both: so all of its tensors are named here, once.
-        return self._loss(functional_call(self._called, placed, tuple(inputs), tie_weights=False), target).sum()
+        tensors: list[dict[str, Any]] = [
+            held for layer in self._called.modules() for held in (layer._parameters, layer._buffers)
+        ]
+        slots = [(held, {**held}) for held in tensors]
+        try:
+            # A module with two names would keep what `functional_call` puts in both: so all of its tensors are named here, once.
+            return self._loss(functional_call(self._called, placed, tuple(inputs), tie_weights=False), target).sum()
+        finally:  # a tensor that was not there has no name here, and would be there for the next example
+            for held, before in slots:
+                held.clear()
+                held.update(before)
 
     def begin(self, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Copies of the values of `trained`, for the calls of one round; all processes over which they are spread do this."""

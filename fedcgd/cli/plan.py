@@ -32,6 +32,9 @@ from fedcgd.planning.rehearsal import Train
 from fedcgd.quadratic import Spectrum
 from fedcgd.support.numbers import as_clip_norm
 
+METHOD = "that of the sampling's accountant, which plan.guarantee() names"
+"""Of ε, in the table and in the JSON: recipes of several samplings stand there."""
+
 
 def plan(asked: PlanOptions) -> None:
     """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate."""
@@ -72,6 +75,7 @@ def plan(asked: PlanOptions) -> None:
     if asked.json:
         print_json(
             budget(asked.epsilon, asked.delta)
+            | {"method": METHOD}
             | (
                 {}
                 if train is not None
@@ -165,7 +169,7 @@ def show(
         f"{question.users} users, at most {question.participations} participations each; samplings that can be secret: {secret}; "
         f"the model: {_model(question)}.\n"
         f"Each recipe is calibrated for ε = {question.epsilon:g} at δ = {question.delta:g} ({ADJACENCY}; "
-        "sampling: the one named with it, else none; method: that of the sampling's accountant, which plan.guarantee() names).",
+        f"sampling: the one named with it, else none; method: {METHOD}).",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
     rehearsed = any(isinstance(one, RehearsedRecipe) for one in ranked)

@@ -31,15 +31,23 @@ thead th { border-bottom: 2px solid #8a8f9c; }
 tbody th { font-weight: 600; width: 15rem; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+.wide td { overflow-wrap: break-word; }
+.wide td, .wide th { padding: .3rem .45rem; }
 figure { margin: 1rem 0; }
 figure svg { width: 100%; height: auto; }
 code, pre { font: .88em ui-monospace, monospace; }
 pre { background: var(--code); padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 li { margin: .35rem 0; }
-@media (max-width: 30rem) { tbody th { width: 8rem; } }
+@media (max-width: 30rem) {
+  tbody th { width: 8rem; }
+  .wide { font-size: .8rem; }
+  .wide td, .wide th { padding: .3rem .2rem; }
+}
 @media print {
   body { margin: 0; max-width: none; font-size: 11px; }
   details { display: none; }
+  .wide { overflow: visible; }
   figure, tr, li, .figures div { break-inside: avoid; }
   h2, h2 + p, figure + figure { break-after: avoid; }
   section.first { break-after: page; }
@@ -88,7 +96,7 @@ def grid_html(titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: 
 
     head = "".join(cell("th", column, title) for column, title in enumerate(titles))
     body = "".join("<tr>" + "".join(cell("td", column, v) for column, v in enumerate(row)) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def text_html(text: str) -> str:

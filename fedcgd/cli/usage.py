@@ -63,9 +63,16 @@ _OPTIONS = {
     "sampling_rate": "--sampling-rate",
     "clip_norm": "--clip-norm",
     "learning_rate": "--learning-rate",
+    "max_cohort": "--max-cohort",
+    "max_rounds": "--max-rounds",
+    "hidden_layers": "--hidden-layers",
+    "mean_share": "--uncentred",
 }
 _NAME = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
-_SUBJECT = re.compile(r"^(epsilon|delta|rounds|released|participations|trials|confidence)(?= must be)")
+_SUBJECT = re.compile(
+    r"^(epsilon|delta|rounds|released|participations|trials|confidence|users|buffers|classes|features|momentum"
+    r"|warmup)(?= must be)"
+)
 
 # What other programs and papers call an option of ours.
 OTHER_NAMES = {
@@ -79,6 +86,7 @@ OTHER_NAMES = {
     "--iterations": "--rounds",
     "--n": "--rounds",
     "--epochs": "--participations",
+    "--turns": "--participations",
     "--k": "--participations",
     "--b": "--separation",
     "--min-separation": "--separation",

@@ -22,7 +22,7 @@ from rich.text import Text
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import WatchOptions
 from fedcgd.cli.printing import console, finite, key_value_table, print_json
-from fedcgd.cli.report_html import STYLE, table_html
+from fedcgd.cli.report_html import STYLE, grid_html, table_html
 from fedcgd.ledger.attempts import COUNTED
 from fedcgd.ledger.export import records
 from fedcgd.participation.samplings import scheme_of
@@ -31,13 +31,17 @@ from fedcgd.support.files import atomic_write
 
 LATEST = 8
 """Attempts and measurements that are shown."""
+LEAST_EVERY, MOST_EVERY = 0.2, 86400
+"""Seconds between two looks: a ledger is not read without a pause, and a page is looked at on the same day."""
 PACE = 20
 """Releases whose median distance tells the time that is left."""
 
 
 def watch(asked: WatchOptions) -> None:
     """Show a run's progress until it is over: rounds, ε, the latest rounds and measurements, and the time that is left."""
-    every = max(asked.every, 0.2)
+    every = asked.every
+    if not LEAST_EVERY <= every <= MOST_EVERY:
+        raise ValueError(f"--every must be in [{LEAST_EVERY}, {MOST_EVERY}] seconds, got {every}; 2 is usual")
     if asked.json or asked.once:
         found = state(asked.path)
         if asked.html:
@@ -143,16 +147,26 @@ def _duration(seconds: float) -> str:
 def _tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, columns and rows of each table."""
     tables = []
-    for title, name in (
-        ("latest rounds", "attempts"),
-        ("released with them", "released_with"),
-        ("measured", "measured"),
+    for title, rows in (
+        ("latest rounds, from 1", list(map(_as_people_count, found["attempts"]))),
+        ("released with them", found["released_with"]),
+        ("measured", found["measured"]),
     ):
-        rows = found[name]
         columns = list(dict.fromkeys(column for row in rows for column in row))
         if rows:
             tables.append((title, columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
     return tables
+
+
+def _as_people_count(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """Rounds and tries from 1, and no more of a time than its seconds."""
+    ended = attempt["ended"]
+    return {
+        **attempt,
+        "round": attempt["round"] + 1,
+        "attempt": attempt["attempt"] + 1,
+        "ended": ended and f"{datetime.fromisoformat(ended).astimezone(UTC):%Y-%m-%d %H:%M:%S}",
+    }
 
 
 def _cell(value: Any) -> str:
@@ -177,10 +191,7 @@ def write_page(path: Path, found: Mapping[str, Any], every: float) -> None:
     done = found["rounds_released"]
     again = "" if found["over"] else f'<meta http-equiv="refresh" content="{max(1, round(every))}">'
     tables = "".join(
-        f"<h2>{escape(title)}</h2><table><thead><tr>{''.join(f'<th>{escape(each)}</th>' for each in columns)}</tr></thead><tbody>"
-        + "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        + "</tbody></table>"
-        for title, columns, rows in _tables(finite(found))
+        f"<h2>{escape(title)}</h2>{grid_html(columns, rows)}" for title, columns, rows in _tables(finite(found))
     )
     page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{again}'

@@ -7,6 +7,7 @@ from typing import Any
 from opacus.accountants import IAccountant
 
 from fedcgd.noise import STREAM
+from fedcgd.opacus.private_run import Epoch
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.plan import Plan, plan_differences
 
@@ -45,14 +46,15 @@ class RunAccountant(NullAccountant):
 
     Args:
         rounds: of the run.
-        sample_rate: the part of the examples that a round takes on average.
+        epoch: of the run: with the plan and the key it says which examples are in which round.
         fingerprint: the key's, for checkpoints.
         assumed_independent: why the author takes examples for independent, whatever a probe finds; on record.
     """
 
-    def __init__(self, rounds: Rounds, sample_rate: float, fingerprint: str, assumed_independent: str | None) -> None:
-        self.rounds, self.sample_rate, self.fingerprint = rounds, sample_rate, fingerprint
+    def __init__(self, rounds: Rounds, epoch: Epoch, fingerprint: str, assumed_independent: str | None) -> None:
+        self.rounds, self.sample_rate, self.fingerprint = rounds, 1 / epoch.steps, fingerprint
         self.assumed_independent = assumed_independent
+        self._epoch = {"examples": epoch.examples, "steps": epoch.steps}
 
     __getstate__ = Rounds.__getstate__
 
@@ -98,6 +100,7 @@ class RunAccountant(NullAccountant):
         nonces = self.nonces[: self.rounds.next]
         state["plan"] = self.plan.to_description()
         state["run"], state["noise stream"], state["key"] = self.run, STREAM, self.fingerprint
+        state["epoch"] = self._epoch
         state["nonces"] = [f"{nonce:032x}" for nonce in nonces]
         state["history"], state["mechanism"] = self.history, self.mechanism()
         if self.assumed_independent is not None:
@@ -111,7 +114,7 @@ class RunAccountant(NullAccountant):
         goes on after them. No round is released twice.
 
         Raises:
-            ValueError: if it is another plan's, key's or run's.
+            ValueError: if it is another plan's, key's or run's, or of other epochs.
         """
         if "plan" not in state:
             raise ValueError("the checkpoint is not of a fedcgd engine: it has no plan, and nobody knows its noise")
@@ -120,6 +123,12 @@ class RunAccountant(NullAccountant):
             raise ValueError(
                 f"the checkpoint is of another plan (in it → here): {', '.join(plan_differences(plan, here))}; make the engine "
                 "private by its plan"
+            )
+        if (epoch := state.get("epoch")) != self._epoch:
+            raise ValueError(
+                f"the checkpoint is of epochs of {epoch}, and here they are of {self._epoch}: other examples would be in the "
+                "rounds that are left, and some in more of them, or nearer together, than the plan says. Take the data set, the "
+                "batch_size and the accumulation_steps of the run"
             )
         if state.get("noise stream") != STREAM:
             raise ValueError(

@@ -452,7 +452,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 "up (fedcgd.compose has less than their sum)",
                 stacklevel=3,
             )
-        return RunAccountant(Rounds(run.plan, releases, shared), 1 / run.epoch.steps, run.key.fingerprint, assumed)
+        return RunAccountant(Rounds(run.plan, releases, shared), run.epoch, run.key.fingerprint, assumed)
 
     def _run_key(self, noise_generator: torch.Generator | None) -> NoiseKey:
         """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""

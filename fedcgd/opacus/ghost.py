@@ -149,10 +149,27 @@ def _is_copy(module: nn.Module) -> bool:
 
 def _is_recomputing() -> bool:
     """Whether a forward pass runs again in a backward pass, for what it did not keep: its input was taken the first time."""
+    return "_recomputation_hook" in _saved_by()
+
+
+def refuse_recomputing(layer: nn.Module, _inputs: Any) -> None:
+    """A pre-hook of layers with expanded weights: raises RuntimeError in `torch.utils.checkpoint` (with use_reentrant=False).
+
+    What is computed again has plain weights and saves other tensors, so that a backward pass takes one for another.
+    """
+    if "_checkpoint_hook" in _saved_by():
+        raise RuntimeError(
+            f"grad_sample_mode 'ew' does not go with torch.utils.checkpoint, in which a {type(layer).__name__} is called: what "
+            "is computed again has other gradients. Take grad_sample_mode='hooks' or 'ghost'"
+        )
+
+
+def _saved_by() -> str:
+    """The name of what takes the tensors that are saved for a backward pass; empty if nobody does."""
     if torch.compiler.is_compiling():
-        return False
+        return ""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
+    return "" if hooks is None else getattr(hooks[0], "__qualname__", "")
 
 
 class GhostLoss:

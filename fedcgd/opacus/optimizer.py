@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import AutogradCheck
 from fedcgd.opacus.clipped_sum import Clipped, PerSampleGradients, check_passes, check_size, clip_factors, passes_of
-from fedcgd.opacus.ghost import forget_samples
+from fedcgd.opacus.ghost import forget_samples, refuse_recomputing
 from fedcgd.opacus.private_run import PrivateRun
 from fedcgd.opacus.rounds import PendingRound, Rounds, StepError
 from fedcgd.opacus.shards import local, reshard, set_gradient
@@ -75,6 +75,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """Of all that is attached to the model and to the wrapped optimizer."""
         if expanded is not None:
             self.handles.append(expanded.register_forward_pre_hook(self._rows.check, with_kwargs=True))
+            for layer in run.module.modules():
+                if any(p.requires_grad for p in layer.parameters(recurse=False)):
+                    self.handles.append(layer.register_forward_pre_hook(refuse_recomputing))
         rounds.listener = self
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -78,15 +78,19 @@ class Participation(Promise):
             warm_start: whether cohorts are as large at the start as later, for `b-min-sep` only.
 
         Raises:
-            ValueError: if cohort_size is not in 1 … users, or b above users/cohort_size.
+            ValueError: if cohort_size is not in 1 … users, b is above users/cohort_size, or one of them is no whole number.
 
         >>> Participation.for_cohorts("poisson", 100, users=1000, cohort_size=50).sampling_rate
         0.05
         """
+        rounds, users = as_whole("rounds", rounds), as_whole("users", users)
+        cohort_size = as_whole("cohort_size", cohort_size)
         if not 1 <= cohort_size <= users:
             raise ValueError(f"cohort_size must be in 1 … {users}, the number of users, got {cohort_size}")
         scheme, turns = scheme_of(sampling), Fraction(users, cohort_size)
-        b = scheme.default_separation(rounds, turns) if min_separation is None else min_separation
+        b = scheme.default_separation(rounds, turns)
+        if min_separation is not None:
+            b = as_whole("min_separation", min_separation)
         if b > turns:
             raise ValueError(
                 f"min_separation must be at most users/cohort_size = {float(turns):g}, the rounds until a user's next turn, got "

@@ -73,7 +73,8 @@ def test_a_checkpoint_that_its_record_does_not_know_is_refused(tmp_path, monkeyp
 
 def test_a_round_on_record_with_another_sum_is_not_released_again(tmp_path, monkeypatch):
     key = NoiseKey.generate()
-    for scale in (1.0, 2.0):
+    # Not 2: where the losses of a batch are saturated, its sum is the same.
+    for scale in (1.0, 0.0):
         run = Run(monkeypatch, key=key, record=tmp_path / "run.db", epochs=1)
         with torch.no_grad():
             run.model.weight *= scale
@@ -82,8 +83,8 @@ def test_a_round_on_record_with_another_sum_is_not_released_again(tmp_path, monk
             warnings.simplefilter("always")
             run.train()
         assert run.released == run.engine.accountant.rounds.next == 3
-        assert torch.equal(run.model.weight, before) is (scale == 2.0)
-        assert any("round 0" in str(one.message) for one in told) is (scale == 2.0)
+        assert torch.equal(run.model.weight, before) is (scale == 0.0)
+        assert any("round 0" in str(one.message) for one in told) is (scale == 0.0)
 
 
 @pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
@@ -248,3 +249,24 @@ def test_an_engine_that_goes_back_to_its_own_last_checkpoint_is_not_warned(tmp_p
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:nothing says whether rounds after")
+@pytest.mark.parametrize("other", [{"batch": 2}, {"size": 11}])
+def test_a_run_goes_on_with_the_epochs_that_it_began_with(other, tmp_path, monkeypatch):
+    """Else an example of a late round of one epoch may be in an early one of the next, nearer than the plan says."""
+    key = NoiseKey.generate()
+    run = Run(monkeypatch, key=key, epochs=4)
+    run.train()
+    run.engine.save_checkpoint(path=tmp_path / "saved", module=run.module, optimizer=run.optimizer)
+    later = Run(monkeypatch, key=key, epochs=4)
+    later.engine.load_checkpoint(path=tmp_path / "saved", module=later.module, optimizer=later.optimizer)
+    model = nn.Linear(6, 3)
+    engine = CorrelatedPrivacyEngine(key)
+    loader = DataLoader(examples(other.get("size", 12)), batch_size=other.get("batch", 4))
+    module, optimizer, _ = engine.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), data_loader=loader, plan=run.plan
+    )
+    with pytest.raises(ValueError, match="batch_size"):
+        engine.load_checkpoint(path=tmp_path / "saved", module=module, optimizer=optimizer)
+    assert engine.accountant.released == 0

@@ -298,3 +298,29 @@ def test_a_hook_that_comes_after_the_first_step_counts():
     model[0].register_forward_hook(lambda module, inputs, outputs: 0 * outputs)
     step()
     assert not model[0].weight.grad.any()
+
+
+class Remembers(Wrapped):
+    """Keeps an example in a buffer that was None, where the next would find it."""
+
+    def __init__(self, *layers, looped):
+        super().__init__(*layers)
+        self.looped = looped
+        self.register_buffer("seen", None)
+
+    def forward(self, x):
+        if self.looped:
+            x.sum().item()
+        x, self.seen = x if self.seen is None else x + self.seen, x.detach()
+        return self.layers[0](x)
+
+
+@pytest.mark.filterwarnings("ignore:torch.func.vmap refuses", "ignore:.*NO NOISE")
+@pytest.mark.parametrize("looped", [True, False])
+def test_a_buffer_that_was_not_there_is_not_there_for_the_next_example(looped):
+    torch.manual_seed(3)
+    layer, (inputs, targets) = nn.Linear(5, 3), examples()
+    model = Remembers(copy.deepcopy(layer), looped=looped)
+    for _ in range(2):
+        torch.testing.assert_close(summed(model, inputs, targets), summed(Wrapped(layer), inputs, targets))
+        assert model.seen is None

@@ -88,7 +88,7 @@ def test_the_ledger_is_verified_and_says_what_the_plan_does(tmp_path):
     assert (found.problems, found.released, found.run.users) == ((), 4, 24)
     assert found.whole.epsilon == PLAN.guarantee().epsilon
     [note] = found.notes
-    assert note.startswith("central training: a user is one example")
+    assert note.startswith("central training: what is protected is one example")
     assert found.guarantee.epsilon == process.step.guarantee().epsilon == PLAN.guarantee(released=4).epsilon
     process.train()
     records = export(tmp_path / "run.db")

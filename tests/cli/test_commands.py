@@ -23,7 +23,7 @@ from shared import record
 
 import fedcgd
 from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
-from fedcgd.cli import account, app, printing, usage
+from fedcgd.cli import account, app, printing, usage, watch
 from fedcgd.cli.commands import COMMANDS, KEEPER_COMMANDS, LEDGER_COMMANDS
 from fedcgd.cli.declare import WholeNumber
 from fedcgd.keepers import KeeperKey
@@ -228,6 +228,27 @@ def test_options_of_others_are_named_by_options_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("plan", "--users", "1"),
+        ("plan", "--max-cohort", "0"),
+        ("plan", "--max-rounds", "0"),
+        ("plan", "--buffers", "-3"),
+        ("plan", "--hidden-layers", "0"),
+        ("plan", "--uncentred", "3"),
+        ("account", "--momentum", "2"),
+        ("account", "--warmup", "20"),
+    ],
+)
+def test_a_number_out_of_range_is_named_by_its_option(command: str, option: str, value: str) -> None:
+    needed = {"plan": ["--users", "100", "--classes", "2", "--features", "3"], "account": SMALL[1:5]}[command]
+    refused = run(command, *needed, *BUDGET, option, value)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"Error: {option} must be ")
+    assert f"got {value}" in refused.stderr
+
+
+@pytest.mark.parametrize(
     ("typed", "number"), [("1e6", 1_000_000), ("1000000", 1_000_000), ("1_000_000", 1_000_000), ("2.5e3", 2500)]
 )
 def test_whole_numbers_may_have_an_exponent(typed: str, number: int) -> None:
@@ -349,6 +370,10 @@ def test_the_example_in_the_help_runs(
         a_service_that_stops_at_once(tmp_path, monkeypatch)
     elif "keeper" in name and name != "keeper new":
         a_round_of_keepers()
+    if name == "watch":  # which ends with the run
+        monkeypatch.setattr(
+            watch.time, "sleep", lambda seconds: run("ledger", "seal", "run.db", "--key-file", "noise.key")
+        )
     if "adopt" in example:
         Path("noise.key.runs").unlink()
     np.savez("initial.npz", weight=np.zeros(3, np.float32), counter=np.zeros(2))

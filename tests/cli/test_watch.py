@@ -82,6 +82,30 @@ def test_a_run_that_is_not_private_says_so(tmp_path: Path) -> None:
     assert "NOT PRIVATE" in command_line.run("watch", tmp_path / "run.db", "--once").output
 
 
+def test_people_count_rounds_and_tries_from_one(begun: tuple[Ledger, NoiseKey], tmp_path: Path) -> None:
+    found = watch.state(tmp_path / "run.db")
+    title, columns, rows = watch._tables(found)[0]
+    assert (title, columns[:2], rows[0][:2]) == ("latest rounds, from 1", ["round", "attempt"], ["1", "1"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", rows[0][columns.index("ended")])
+    assert (found["attempts"][0]["round"], found["attempts"][0]["attempt"]) == (0, 0)
+
+
+@pytest.mark.parametrize("every", ["-1", "0", "nan", "inf", "86401"])
+def test_a_pause_that_no_run_needs_is_refused(every: str, tmp_path: Path, begun: tuple[Ledger, NoiseKey]) -> None:
+    refused = command_line.run("watch", tmp_path / "run.db", "--every", every)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("Error: --every must be in [0.2, 86400] seconds, got")
+
+
+def test_a_page_on_a_telephone_breaks_no_word(begun: tuple[Ledger, NoiseKey], tmp_path: Path) -> None:
+    """A table of several columns scrolls where it does not fit."""
+    command_line.run("watch", tmp_path / "run.db", "--once", "--html", tmp_path / "progress.html")
+    page = (tmp_path / "progress.html").read_text()
+    assert page.count("<div class='wide'><table><thead>") == page.count("<thead>") > 0
+    assert ".wide { overflow-x: auto; }" in page
+    assert ".wide td { overflow-wrap: break-word; }" in page
+
+
 def test_without_a_ledger_nothing_is_made(tmp_path: Path) -> None:
     failed = command_line.run("watch", tmp_path / "run.db", "--once", "--html", tmp_path / "progress.html")
     assert failed.exit_code == 2

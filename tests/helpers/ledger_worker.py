@@ -1,6 +1,6 @@
 """A tiny training run on a ledger, and a program that starts it and kills it, at random moments, until it is done.
 
-    python tests/ledger_worker.py FOLDER KILLS SEED
+    python tests/helpers/ledger_worker.py FOLDER KILLS SEED
 
 `FOLDER/world` gets a line for each thing that leaves the process: that is what the adversary sees. Prints the number of kills.
 """

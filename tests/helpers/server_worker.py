@@ -1,6 +1,6 @@
 """A federated run over local sockets whose server is started and killed, at random moments, until the run is done.
 
-    python tests/server_worker.py FOLDER ROUNDS KILLS SEED VICTIMS NOISE
+    python tests/helpers/server_worker.py FOLDER ROUNDS KILLS SEED VICTIMS NOISE
 
 The server is `CorrelatedNoise` with a ledger, a secret key and FedAdam; three node processes host the users. VICTIMS is "server"
 or "server,node". NOISE is "server", or "nodes" if each node is a keeper too, with its key and record in the folder; then users

@@ -113,3 +113,24 @@ def test_parameters_that_are_tied_are_one(monkeypatch):
     run.train()
     run.train()
     assert run.released == 6
+
+
+@pytest.mark.parametrize("how", ["was None", "was not registered"])
+def test_a_buffer_that_was_not_there_is_taken_away_again(how, monkeypatch):
+    """What a forward pass makes is of the examples, and would be saved with the model."""
+
+    class Beginning(nn.Linear):
+        def forward(self, inputs):
+            if getattr(self, "mean", None) is None:
+                self.register_buffer("mean", inputs.detach().mean(0))
+            return super().forward(inputs)
+
+    model = nn.Sequential(Beginning(6, 3))
+    if how == "was None":
+        model[0].register_buffer("mean", None)
+    run = Run(monkeypatch, model=model)
+    run.train(then=lambda: "0.mean" in model.state_dict() and pytest.fail("it is there"))
+    assert run.released == 3
+    model[0].register_buffer("later", torch.zeros(6))  # of the program, not of a forward pass
+    run.train()
+    assert torch.equal(model.state_dict()["0.later"], torch.zeros(6))

@@ -53,6 +53,15 @@ def test_a_participation_is_made_for_cohorts(name: str) -> None:
         Participation.for_cohorts(name, 12, users=24, cohort_size=8, min_separation=4)
 
 
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("number", ["rounds", "users", "cohort_size", "min_separation"])
+@pytest.mark.parametrize("value", [8.0, 2.5, "8", True, float("nan")], ids=repr)
+def test_what_is_no_whole_number_makes_no_cohorts(name: str, number: str, value: object) -> None:
+    numbers = {"rounds": 12, "users": 24, "cohort_size": 8} | {number: value}
+    with pytest.raises(ValueError, match=f"{number} must be a whole number, got {value!r}"):
+        Participation.for_cohorts(name, **numbers)
+
+
 @pytest.mark.parametrize("name", ["none", "balls-in-bins"])
 def test_of_a_run_that_is_shorter_than_an_epoch_each_round_has_other_users(name: str) -> None:
     assert Participation.for_cohorts(name, 5, users=100, cohort_size=5).min_separation == 5

@@ -483,6 +483,7 @@ def test_json_and_picture(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["users"] == 600
+    assert {"epsilon", "delta", "adjacency", "method"} <= set(found)
     best = found["recipes"][0]
     assert best["loss"] == min(one["loss"] for one in found["recipes"])
     recipe = Recipe(
