@@ -49,7 +49,7 @@ WRONG = (
 )
 """Each ends with 2 and one line, or with --json an object."""
 
-NEEDS_MORE = {"curve", "report"}
+NEEDS_MORE = {"curve", "report", "watch"}
 """Whose examples need a file or an extra."""
 
 MODULES = """
@@ -183,7 +183,7 @@ def ledger(on: Installed) -> None:
 
 def recorded(on: Installed, name: str) -> None:
     """The ledger of that name, which is sound."""
-    for command in ("ledger show", "ledger show --json", "ledger verify", "ledger compose"):
+    for command in ("ledger show", "ledger show --json", "ledger verify", "ledger compose", "watch --once"):
         on.expect(0, "fedcgd", *command.split(), name)
     on.expect(0, "fedcgd", "ledger", "verify", name, says="no contradiction")
     for page in ("statement.md", "statement.json"):
