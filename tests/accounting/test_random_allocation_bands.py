@@ -157,7 +157,7 @@ def test_overlaps_of_neighbouring_epochs_count(monkeypatch: pytest.MonkeyPatch) 
         found.before[:] = 0.0
         return found
 
-    monkeypatch.setattr(epochs.Overlaps, "of", apart)
+    monkeypatch.setattr(epochs.Overlaps, "from_columns", apart)
     problem = search.Problem(columns_of(mechanism, n, length, n), RandomAllocationLaw(n, length))
     assert search.delta(problem, Bound(1.0, ""), sigma=sigma, epsilon=0.7, progress=lambda _: None).value < 0.95 * truth
 
