@@ -621,7 +621,15 @@ def test_overlaps_of_tuples_are_those_of_their_columns(
 
 def test_tables_that_no_memory_holds_are_refused() -> None:
     with pytest.raises(ValueError, match="use fewer rounds or a smaller min_separation"):
-        compute_delta(DPSGD(), b_min_sep(200_000, 2_000, 0.1), noise_multiplier=2.0, epsilon=1.0)
+        compute_delta(DPSGD(), b_min_sep(100_000, 2_000, 0.1), noise_multiplier=2.0, epsilon=1.0)
+
+
+def test_runs_too_long_for_draws_get_the_bound_without_them() -> None:
+    participation = b_min_sep(200_000, 2_000, 0.1)
+    found = compute_delta(DPSGD(), participation, noise_multiplier=20.0, epsilon=1.0)
+    known = Participation(rounds=200_000, min_separation=2_000)
+    assert found.failure_probability == 0
+    assert 0 < found.delta <= compute_delta(DPSGD(), known, noise_multiplier=20.0, epsilon=1.0).delta * (1 + 1e-9)
 
 
 def test_seed_depends_on_the_question() -> None:
@@ -641,7 +649,7 @@ def test_a_ladder_ends_at_the_first_rung_that_fails(monkeypatch: pytest.MonkeyPa
     pilot = problem.at(2.0, 0.7).pilot(5, 1e-6)
     assert pilot is not None
     sequence = search.SequentialTest.from_pilot(pilot, 5)
-    assert np.all(np.diff(sequence.rungs) < 0)
+    assert np.all(np.diff(sequence.epsilons) < 0)
     asked: list[int] = []
 
     def bound(_draws: np.ndarray, pilot: np.ndarray, failure: float) -> float:
@@ -653,11 +661,11 @@ def test_a_ladder_ends_at_the_first_rung_that_fails(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(search, "_bound", bound)
     monkeypatch.setattr(AddDirection, "confirm", lambda *_: 0.0)
-    assert sequence.confirm(1e-9, 5, 0)[0] == sequence.rungs[2]
+    assert sequence.confirm(1e-9, 5, 0)[0] == sequence.epsilons[2]
     assert len(asked) == 4
     asked.clear()
-    monkeypatch.setattr(AddDirection, "confirm", lambda direction, _: float(direction.epsilon < sequence.rungs[1]))
-    assert sequence.confirm(1e-9, 5, 0)[0] == sequence.rungs[1]
+    monkeypatch.setattr(AddDirection, "confirm", lambda direction, _: float(direction.epsilon < sequence.epsilons[1]))
+    assert sequence.confirm(1e-9, 5, 0)[0] == sequence.epsilons[1]
 
 
 @pytest.mark.parametrize("epsilon", [0.0123, 1.2476, 4.713])

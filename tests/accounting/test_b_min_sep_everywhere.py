@@ -20,14 +20,14 @@ WHEN = ["--rounds", "12", "--separation", "3", "--delta", "1e-3", "--sampling", 
 
 def test_from_the_command_line(few_draws: None) -> None:
     """--participations is the expected number: 3 of 12 rounds are p = 1/(4 − 3 + 1)."""
-    found = run("epsilon", "--mechanism", "bsr:2", *WHEN, "--participations", "3", "--noise-multiplier", "2", "--json")
+    found = run("account", "--mechanism", "bsr:2", *WHEN, "--participations", "3", "--noise-multiplier", "2", "--json")
     assert found.exit_code == 0, found.output
     values = json.loads(found.stdout)
     participation = Participation(rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=1 / 2)
     assert values["sampling_rate"] == 1 / 2
     assert "warm_start" not in values
     assert values["epsilon"] == compute_epsilon(BSR(2), participation, noise_multiplier=2.0, delta=1e-3).epsilon
-    words = ("epsilon", "--mechanism", "bsr:2", *WHEN, "--sampling-rate", "1/2", "--noise-multiplier", "2")
+    words = ("account", "--mechanism", "bsr:2", *WHEN, "--sampling-rate", "1/2", "--noise-multiplier", "2")
     assert "at least b = 3 after its last, with probability p = 0.5 (in 0.25 of all" in run(*words).output
     cold = json.loads(run(*words, "--cold-start", "--json").stdout)
     assert cold["warm_start"] is False
@@ -43,16 +43,16 @@ def test_from_the_command_line(few_draws: None) -> None:
     ],
 )
 def test_what_is_refused(words: list[str], message: str) -> None:
-    found = run("epsilon", "--mechanism", "bsr:4", *WHEN, *words, "--noise-multiplier", "2")
+    found = run("account", "--mechanism", "bsr:4", *WHEN, *words, "--noise-multiplier", "2")
     assert found.exit_code == 2
     assert message in " ".join(found.output.split())
 
 
 def test_cold_start_is_for_b_min_sep_alone() -> None:
-    with pytest.raises(ValueError, match="warm_start=False is for b-min-sep"):
+    with pytest.raises(ValueError, match="warm_start=False does not apply"):
         Participation(rounds=4, warm_start=False)
     found = run(
-        "epsilon",
+        "account",
         "--mechanism",
         "dp-sgd",
         "--rounds",
@@ -64,7 +64,7 @@ def test_cold_start_is_for_b_min_sep_alone() -> None:
         "--cold-start",
     )
     assert found.exit_code == 2
-    assert "--cold-start is for b-min-sep" in " ".join(found.output.split())
+    assert "does not apply to none sampling" in " ".join(found.output.split())
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -118,7 +118,7 @@ def test_batches_of_opacus_follow_the_coins() -> None:
 
 def test_a_loader_that_does_not_fit_is_refused() -> None:
     participation = Participation(rounds=20, min_separation=3, sampling="b-min-sep", sampling_rate=0.5)
-    with pytest.raises(ValueError, match="plan with sampling_rate=1/3"):
+    with pytest.raises(ValueError, match=r"plan with .*sampling_rate=0\.3333"):
         opacus_batches(participation, 100, 5)
 
 
@@ -126,7 +126,7 @@ def test_rates_for_a_population_and_a_cohort() -> None:
     participation = Participation.for_cohorts("b-min-sep", 60, users=1000, cohort_size=50)
     assert (participation.min_separation, participation.sampling_rate) == (13, 1 / 8)
     assert participation.expected_rate == 50 / 1000
-    with pytest.raises(ValueError, match=r"min_separation must be at most users/cohort_size = 20, got 21"):
+    with pytest.raises(ValueError, match=r"min_separation must be at most users/cohort_size = 20, .*got 21"):
         Participation.for_cohorts("b-min-sep", 60, users=1000, cohort_size=50, min_separation=21)
 
 

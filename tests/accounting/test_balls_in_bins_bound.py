@@ -8,14 +8,12 @@ from fedcgd.accounting import calibrate, compute_delta, compute_epsilon, gaussia
 from fedcgd.accounting.balls_in_bins.deterministic import METHOD
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.markov_chain import (
-    FINE,
-    ROUGH,
     Chain,
-    Fineness,
     _hat_weights,
     chain_bound,
     chains_of,
 )
+from fedcgd.accounting.effort import BINS, Fineness
 
 
 def bins(rounds: int, b: int) -> Participation:
@@ -31,7 +29,7 @@ QUADRATURE = [
 
 
 @pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
-@pytest.mark.parametrize("fineness", [ROUGH, FINE])
+@pytest.mark.parametrize("fineness", [BINS.rough, BINS.fine])
 def test_every_chain_is_at_least_the_quadrature_in_both_directions(case, removing, adding, fineness: Fineness) -> None:
     n, b, lam, sigma = case
     chains = chains_of(bin_gram(LambdaCGD(lam), bins(n, b)))
@@ -76,7 +74,8 @@ def test_is_above_plain_draws(mechanism, adding: bool, sigma: float, epsilon: fl
     estimate, error = draws.mean(), draws.std() / np.sqrt(len(draws))
     chains = chains_of(gram * sigma**2)
     least = min(
-        chain_bound(chain, sigma=sigma, epsilon=epsilon, ignore=1e-7, fineness=FINE, adding=adding) for chain in chains
+        chain_bound(chain, sigma=sigma, epsilon=epsilon, ignore=1e-7, fineness=BINS.fine, adding=adding)
+        for chain in chains
     )
     assert least > estimate - 3 * error
     assert least < 1.4 * estimate + 3 * error  # the corner weighs much where there are few bins
@@ -103,7 +102,7 @@ def test_bins_of_very_different_sizes_in_both_directions(own, epsilon: float) ->
     removing = float(np.mean([(weight * np.maximum(1 - a / ratio(j), 0)).sum() for j in (0, 1)]))
     chain = chains_of(np.diag(deviation**2))[0]
     for truth, is_adding, most in ((adding, True, 1.05), (removing, False, 2.1)):
-        found = chain_bound(chain, sigma=1.0, epsilon=epsilon, ignore=1e-4, fineness=FINE, adding=is_adding)
+        found = chain_bound(chain, sigma=1.0, epsilon=epsilon, ignore=1e-4, fineness=BINS.fine, adding=is_adding)
         assert truth * 0.9999 < found < most * truth
 
 
@@ -112,12 +111,12 @@ def test_the_bound_is_a_sum_over_all_that_can_happen(adding: bool) -> None:
     """At ε = 0 both directions have the same δ, the total variation; and less noise never lowers it."""
     chain = chains_of(bin_gram(LambdaCGD(0.5), bins(12, 6)))[1]
     found = [
-        chain_bound(chain, sigma=sigma, epsilon=0.0, ignore=1e-6, fineness=FINE, adding=adding)
+        chain_bound(chain, sigma=sigma, epsilon=0.0, ignore=1e-6, fineness=BINS.fine, adding=adding)
         for sigma in (16.0, 4.0, 1.0, 0.25)
     ]
     assert found == sorted(found)
     assert 0.9 < found[-1] <= 1
-    other = chain_bound(chain, sigma=4.0, epsilon=0.0, ignore=1e-6, fineness=FINE, adding=not adding)
+    other = chain_bound(chain, sigma=4.0, epsilon=0.0, ignore=1e-6, fineness=BINS.fine, adding=not adding)
     assert found[1] == pytest.approx(other, rel=0.05)
 
 
@@ -128,7 +127,7 @@ def test_shorter_grids_never_lower_the_bound(kind: int, adding: bool) -> None:
     chain = chains_of(bin_gram(LambdaCGD(0.9), bins(6, 2)))[kind]
     target = 2.0 if adding else 4.0
     short, long = (
-        chain_bound(chain, sigma=3.0, epsilon=target, ignore=ignore, fineness=FINE, adding=adding)
+        chain_bound(chain, sigma=3.0, epsilon=target, ignore=ignore, fineness=BINS.fine, adding=adding)
         for ignore in (1.0, 1e-9)
     )
     assert short >= long * (1 - 1e-3)
@@ -139,7 +138,11 @@ def test_the_coarsest_grid_is_still_an_upper_bound(case, removing: float, adding
     n, b, lam, sigma = case
     for chain in chains_of(bin_gram(LambdaCGD(lam), bins(n, b))):
         for value, is_adding in ((removing, False), (adding, True)):
-            for coarse in (Fineness(8.0, 0.4, 2000), Fineness(3.0, 0.4, 2000), Fineness(0.2, 6.0, 2000)):
+            for coarse in (
+                Fineness(step=8.0, factor_step=0.4, nodes=2000),
+                Fineness(step=3.0, factor_step=0.4, nodes=2000),
+                Fineness(step=0.2, factor_step=6.0, nodes=2000),
+            ):
                 found = chain_bound(chain, sigma=sigma, epsilon=1.0, ignore=1e-6, fineness=coarse, adding=is_adding)
                 assert found > value
 
@@ -155,7 +158,7 @@ def test_one_bin_on_any_grid_is_above_the_gaussian_mechanism(adding: bool, step:
         for ignore in (1e-9, 1e-2 if beta.any() else 1.0):
             found = chain_bound(
                 Chain(0.0, one, alpha, beta), sigma=1 / reach, epsilon=1.0, ignore=ignore, adding=adding,
-                fineness=Fineness(step, step, 2000),
+                fineness=Fineness(step=step, factor_step=step, nodes=2000),
             )  # fmt: skip
             assert exact * (1 - 1e-9) < found
             assert step > 0.1 or ignore > 1e-9 or found < exact * 1.02
@@ -231,7 +234,8 @@ def test_agrees_with_jax_privacy() -> None:
     chains = chains_of(bin_gram(LambdaCGD(0.5), bins(60, 20)))
     for adding, mean, error in ((False, 0.00284846, 0.00012085), (True, 0.00163852, 0.00008033)):
         found = min(
-            chain_bound(chain, sigma=2.0, epsilon=1.0, ignore=1e-6, fineness=FINE, adding=adding) for chain in chains
+            chain_bound(chain, sigma=2.0, epsilon=1.0, ignore=1e-6, fineness=BINS.fine, adding=adding)
+            for chain in chains
         )
         assert mean - 3 * error < found < 1.5 * mean
     drawn = compute_delta(LambdaCGD(0.5), bins(60, 20), noise_multiplier=2.0, epsilon=1.0).delta

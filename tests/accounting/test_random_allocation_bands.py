@@ -20,7 +20,6 @@ from fedcgd.accounting.random_participation.columns import Columns, columns_of
 from fedcgd.accounting.random_participation.law import LARGEST
 from fedcgd.accounting.random_participation.remove import RemoveSampler
 from fedcgd.accounting.selection import select_mechanism
-from fedcgd.ledger.statement import _participation
 from fedcgd.mechanisms import (
     BSR,
     DPSGD,
@@ -158,7 +157,7 @@ def test_overlaps_of_neighbouring_epochs_count(monkeypatch: pytest.MonkeyPatch) 
         found.before[:] = 0.0
         return found
 
-    monkeypatch.setattr(epochs.Overlaps, "of", apart)
+    monkeypatch.setattr(epochs.Overlaps, "from_columns", apart)
     problem = search.Problem(columns_of(mechanism, n, length, n), RandomAllocationLaw(n, length))
     assert search.delta(problem, Bound(1.0, ""), sigma=sigma, epsilon=0.7, progress=lambda _: None).value < 0.95 * truth
 
@@ -228,13 +227,13 @@ def test_tables_that_would_be_too_large_are_refused() -> None:
 
 def test_from_the_command_line_to_the_explanation(few_draws: None) -> None:
     words = ["--rounds", "12", "--participations", "3", "--sampling", "random-allocation", "--delta", "1e-4"]
-    found = run("epsilon", "--mechanism", "bsr:2", *words, "--noise-multiplier", "2", "--json")
+    found = run("account", "--mechanism", "bsr:2", *words, "--noise-multiplier", "2", "--json")
     assert found.exit_code == 0, found.output
     values = json.loads(found.stdout)
     plan = Plan(mechanism=BSR(2), participation=one_each(12, 4), clip_norm=1.0, noise_multiplier=2.0, delta=1e-4)
     assert values["epsilon"] == plan.guarantee().epsilon
     assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
-    assert _participation(plan.to_description()["participation"]) == "in one round of each of 3 epochs, drawn anew"
+    assert str(plan.participation) == "n = 12 rounds, a user in one of each 4, drawn anew"
     steps = explain(BSR(2), one_each(12, 4), clip_norm=1.0, delta=1e-4, noise_multiplier=2.0)
     said = {step.title: step.statement for step in steps}
     assert "how those of neighbouring epochs overlap" in said["sensitivity"]

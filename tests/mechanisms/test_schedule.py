@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import oracles_mechanisms as oracle
@@ -16,6 +17,7 @@ from fedcgd.mechanisms import LambdaCGD, Mechanism, inverse_matrix, matrix
 from fedcgd.mechanisms.schedule import rate_factors, scheduled_workload
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import scheduled as optimisation
 from fedcgd.optimisation.scheduled import scheduled_error
 from fedcgd_flower import scheduled
 
@@ -74,7 +76,7 @@ def test_its_gradient_is_that_of_differences(error: str) -> None:
 def test_chunks_of_columns_do_not_change_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     t, rates = np.linspace(1, -1, 40), np.linspace(1, 0.2, 40)
     whole = scheduled_error(t, rates, "rmse")
-    monkeypatch.setattr("fedcgd.optimisation.scheduled._CHUNK_ENTRIES", 120)
+    monkeypatch.setattr(optimisation, "EFFORT", replace(optimisation.EFFORT, chunk=120))
     value, gradient = scheduled_error(t, rates, "rmse")
     assert value == pytest.approx(whole[0], rel=1e-13)
     assert gradient == pytest.approx(whole[1], rel=1e-12)

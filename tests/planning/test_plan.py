@@ -164,11 +164,15 @@ def test_a_plan_under_drawn_rounds_promises_what_it_was_calibrated_for() -> None
 @pytest.mark.long
 @pytest.mark.parametrize(("mechanism", "epsilon"), [(DPSGD(), 8.0), (LambdaCGD(0.5), 4.0)])
 def test_a_little_less_noise_than_was_calibrated_does_not_promise_the_budget(mechanism, epsilon: float) -> None:
-    """Just above the budget, where the calibration is made again, ε is what the search of that σ finds."""
+    """Just above the budget, where the calibration is made again, ε is what the search of that σ finds.
+
+    A search may confirm 4.0 for a little less noise too: each σ has draws of its own, and a calibrated σ is some tenths of a
+    percent larger than it need be. So several are tried, and one must lie above the budget.
+    """
     participation, _ = SAMPLINGS["balls-in-bins"]
     plan = Plan.calibrated(mechanism, participation, clip_norm=1.0, epsilon=epsilon, delta=1e-5)
     above = 0
-    for part in (0.999, 0.998):
+    for part in (0.999, 0.998, 0.997):
         less = replace(plan, noise_multiplier=part * plan.noise_multiplier)
         asked = accountant(mechanism, participation)
         found = asked.found_epsilon(less.noise_multiplier, 1e-5, participation.rounds, lambda _: None).value
