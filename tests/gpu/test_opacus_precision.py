@@ -186,6 +186,7 @@ def test_a_module_may_be_moved_after_it_was_made_private(monkeypatch: pytest.Mon
     for run in (moved, stayed):
         run.train()
     releases._begin(releases.run, torch.device("meta"))  # where the parameters were before
+    assert not releases._as_array
     for run in (moved, stayed):
         run.train()
         assert run.released == 2 * run.steps
