@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def _outside(page: str) -> re.Pattern[str]:
     """Links of a page of docs/ to files of the repository that are no pages of this site."""
     up = re.escape("../" * (page.count("/") + 1))
-    return re.compile(rf"\]\({up}((?:benchmarks|examples|tests|tools|CONTRIBUTING|SECURITY)[^)]*)")
+    return re.compile(rf"\]\({up}((?:benchmarks|examples|simulations|tests|tools|CONTRIBUTING|SECURITY)[^)]*)")
 
 
 def notebook_cells(markdown: str) -> list[dict[str, Any]]:

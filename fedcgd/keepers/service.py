@@ -28,13 +28,21 @@ from fedcgd.keepers.wire import answer_to_bytes, from_bytes, proof
 
 @dataclass(frozen=True)
 class Limits:
-    """What a service takes of whoever connects."""
+    """What a service accepts from a client.
 
-    request: int = 2**30  # bytes: 900,000 nodes
-    silence: float = 60.0  # seconds without a byte until a connection is given up
-    handshake: float = 5.0  # seconds in which a trusted certificate must have been shown
-    strangers: int = 64  # connections that have not shown one yet, altogether
-    from_one: int = 8  # and from one address
+    Attributes:
+        request: bytes of a request; 2³⁰ are 900,000 nodes.
+        silence: seconds without a byte until a connection is closed.
+        handshake: seconds in which a trusted certificate must be shown.
+        strangers: connections that have not shown one yet, altogether.
+        from_one: the same, from one address.
+    """
+
+    request: int = 2**30
+    silence: float = 60.0
+    handshake: float = 5.0
+    strangers: int = 64
+    from_one: int = 8
 
 
 LIMITS = Limits()

@@ -247,12 +247,18 @@ class NoiseKey:
 def synthetic_nonce(key: bytes, nonces: Sequence[int], total: NDArray[Any]) -> int:
     """128 bits of a keyed hash of (round, nonces of the rounds before, `total`, fresh randomness); round = len(nonces).
 
-    `total` is the round's sum before its noise, contiguous; `key` has 32 bytes and is used for nothing else.
-
     Guarantee: whoever asks twice for the same round, with another sum or after other rounds, gets another nonce, also when
     the random numbers are the same both times (a copy of the process, a virtual machine that is resumed twice). Chance of
     the contrary: 2⁻⁸⁰ for each two questions about sums of 2⁴⁰ coordinates, less for smaller ones, as long as HMAC-SHA256
     and AES-256 are pseudorandom. To whoever does not know the key a nonce is a random number: it tells nothing of the sum.
+
+    Args:
+        key: 32 bytes, used for nothing else.
+        nonces: of the rounds before.
+        total: the round's sum before its noise, contiguous.
+
+    Raises:
+        ValueError: for a key of another length.
     """
     if len(key) != 32:
         raise ValueError(f"key must have 32 bytes (256 bits), got {len(key)}")

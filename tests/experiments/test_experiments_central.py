@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from fedcgd.opacus.release_tracker import ReleaseTracker
 from oracles_softmax import train_softmax as by_hand
 from plans import make_plan
 from rich.console import Console
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan, calibrate
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.opacus.batches import RoundBatches
 from fedcgd.optimisation import catalogue
+from fedcgd.participation.batches import ExampleRounds
 from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
 from fedcgd_experiments.central_softmax import train_softmax
@@ -57,9 +56,9 @@ def test_a_point_trains_what_is_written_down_by_hand() -> None:
     """The engine's batches, and gradients by hand."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data, plan = task.load(), plan_of(POINT, 1e-9)
-    batches = RoundBatches(plan.participation, 1260, 9, lambda _: key.choices, ReleaseTracker(plan, "", 1 / 9))
+    batches = ExampleRounds(plan.participation, 1260, key.choices, 9)
     expected = by_hand(
-        plan, data.train, [batches.batch(t) for t in range(18)], key=key.noise, learning_rate=2.0, planned_cohort=140
+        plan, data.train, [batches.rows(t) for t in range(18)], key=key.noise, learning_rate=2.0, planned_cohort=140
     )[-1]
     trained = flatten(train_engine(POINT, task, data.train, plan, physical_batch=50))
     # The federated lattice rounds each coordinate of each gradient to a grid of step 2^-15: 18 rounds · 140 examples · 2^-15 ·

@@ -90,7 +90,7 @@ def test_a_strategy_with_a_folder_named_after_the_time_goes_on(tmp_path: Path) -
     path.rename(tmp_path / "lost.db")
     for file in tmp_path.glob("run.db*"):
         file.unlink()
-    with pytest.raises(ValueError, match="released 3"):
+    with pytest.raises(ValueError, match="3 rounds are released"):
         run(path, key, WithFolder(datetime(2026, 1, 1, 10, 0, 59, tzinfo=UTC)))
 
 

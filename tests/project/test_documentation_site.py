@@ -159,18 +159,16 @@ def test_the_colours_of_pictures_and_of_the_report_can_be_read() -> None:
         assert contrast(colours.faint, colours.page) >= 3  # lines, no words
     from fedcgd.cli.report_html import STYLE
 
-    rules = {name: body for names, body in re.findall(r"^(.+?) \{(.*?)\}", STYLE, re.M) for name in names.split(", ")}
-
-    def of(name: str, what: str) -> str:
-        return re.findall(rf"(?:^|[ ;]){what}: (#[0-9a-f]{{6}})", rules[name])[0]
-
-    ink = of("body", "color")
-    for words, background in (
-        (ink, "#ffffff"),
-        (of(".small", "color"), "#ffffff"),
-        *((ink, of(name, "background")) for name in (".good", ".bad", "pre")),
+    light, dark = STYLE.partition("@media screen and (prefers-color-scheme: dark)")[::2]
+    for style, page in (
+        (light, "#ffffff"),
+        (dark.partition("@media")[0], *re.findall(r"body { background: (#\w+)", dark)),
     ):
-        assert contrast(words, background) >= 4.5
+        named = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", style))
+        for words, background in (
+            ("ink", page), ("soft", page), ("ink", named["good"]), ("ink", named["bad"]), ("ink", named["code"]),
+        ):  # fmt: skip
+            assert contrast(named[words], background) >= 4.5
     for drawn in ("#2257c9", "#c4500a", "#4c515e"):
         assert contrast(drawn, "#ffffff") >= 4.5
 

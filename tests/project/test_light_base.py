@@ -68,7 +68,7 @@ def test_a_server_and_a_node_run_and_their_ledger_is_verified_and_reported(
     assert ran.returncode == 0, ran.stderr
     verified = program("cli", "ledger", "verify", tmp_path / "run.db", **system)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert "ε ≤ 8" in " ".join(verified.stdout.split())
+    assert "ε of the whole run: at most 8" in " ".join(verified.stdout.split())
     for name in ("statement.md", "statement.json"):
         reported = program("cli", "report", tmp_path / "run.db", "-o", tmp_path / name, **system)
         assert reported.returncode == 0, reported.stdout + reported.stderr

@@ -9,7 +9,7 @@ from app_runs import released_by_the_app
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus.batches import RoundBatches
+from fedcgd.participation.batches import ExampleRounds
 from fedcgd.participation.cohorts import cohort
 from fedcgd.participation.history import History
 from fedcgd_experiments import central as central_runs
@@ -89,7 +89,7 @@ def test_with_poisson_sampling_only_the_draws_are_others(tmp_path, monkeypatch) 
         assert users is not None
         return np.array(sorted(int(user) for user in users))
 
-    monkeypatch.setattr(RoundBatches, "batch", drawn)
+    monkeypatch.setattr(ExampleRounds, "rows", drawn)
     assert apart(there, central(point, monkeypatch), start) < ROUNDING
 
 
