@@ -37,7 +37,7 @@ class Releases:
         size: how many numbers are trained.
         record: the path of the ledger, which rank 0 keeps; None keeps what is released in memory alone.
         configuration: what else defines the run, for the ledger.
-        device: where sums are.
+        device: where sums are at first; noise follows one that is elsewhere (a module that was moved).
         ranks: the processes that release together.
         mode: where earlier noise comes from, as in `NoiseSource`.
 
@@ -77,10 +77,10 @@ class Releases:
         self._digests: dict[int, str] = {}
         share = slice(0, 0) if plan.noiseless else ranks.share(size)
         self._share, self._gathers = share, ranks.count > 1 and not plan.noiseless and ranks.pieces is None
-        self._as_array = device.type == "cpu" and share is None and ranks.pieces is None
 
-        def begin(run: str) -> None:
-            self.run, self._secret = run, key.noise_of(run)
+        def begin(run: str, device: torch.device) -> None:
+            self.run, self._secret, self._device = run, key.noise_of(run), device
+            self._as_array = device.type == "cpu" and share is None and ranks.pieces is None
             if self._as_array:
                 self._noise = array_noise(plan, key, run, self.lattice, mode)
             else:
@@ -94,7 +94,7 @@ class Releases:
             )
 
         self._begin, self._joint = begin, joint
-        begin(ranks.from_first(opened))
+        begin(ranks.from_first(opened), device)
         self._read_ledger()
 
     def resume(self, run: str, nonces: Sequence[int]) -> None:
@@ -104,7 +104,7 @@ class Releases:
             ValueError: if this is another run, which has a record or has released rounds, or its record lacks some of the rounds.
         """
         if not self.recorded and not self.count:
-            self._begin(run)
+            self._begin(run, self._device)
             self._nonces = [*nonces]
         elif run != self.run:
             raise ValueError("the checkpoint is of another run than the record: give the record= of its run")
@@ -149,6 +149,8 @@ class Releases:
         Raises:
             ValueError: as the ledger does.
         """
+        if total.device != self._device:
+            self._begin(self.run, total.device)  # the same noise, and buffers are made again
         self._ranks.add_up(total)
         steps: Any = total.to(torch.int64).numpy() if self._as_array else total.double()
         digest = "".join(dict.fromkeys(self._ranks.all_of(self._digest(total, round)))) if self.recorded else ""

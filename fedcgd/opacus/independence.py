@@ -303,7 +303,7 @@ class IndependenceProbe:
                     raise InPlaceError from error
                 raise
             made = [] if hooks is None else self._gradients(module, outputs, replaced)
-        norms = [one.norms(False) for _, one in made]
+            norms = [one.norms(False) for _, one in made]
         table = torch.cat(norms, dim=1) if norms else torch.zeros(self._rows, 0, dtype=torch.float64)
         return _Trace([t.detach() for t in outputs], [name for name, _ in made], table, shapes)
 

@@ -178,12 +178,19 @@ def test_a_checkpoint_of_a_gpu_is_loaded_without_one(monkeypatch: pytest.MonkeyP
         assert torch.equal(p, q)
 
 
-def test_a_module_may_be_moved_after_it_was_made_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with Opacus: the sum is where the parameters are when a round begins."""
-    run = Run(monkeypatch)
-    run.train()
-    elsewhere = torch.zeros(3, dtype=torch.float64, device="meta")
-    run.optimizer._sum = elsewhere  # where the parameters were before
-    run.train()
-    assert run.optimizer._sum.device == torch.device("cpu")
-    assert run.released == 2 * run.steps
+@pytest.mark.parametrize("noise", ["replay", "buffer"])
+def test_a_module_may_be_moved_after_it_was_made_private(monkeypatch: pytest.MonkeyPatch, noise: str) -> None:
+    """As with Opacus: the sum, and its noise, are where the parameters are when a round begins."""
+    moved, stayed = (Run(monkeypatch, noise=noise) for _ in range(2))
+    releases = moved.engine.accountant.rounds.releases
+    for run in (moved, stayed):
+        run.train()
+    releases._begin(releases.run, torch.device("meta"))  # where the parameters were before
+    assert not releases._as_array
+    for run in (moved, stayed):
+        run.train()
+        assert run.released == 2 * run.steps
+    for p, q in zip(moved.model.parameters(), stayed.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert releases._device == torch.device("cpu")
+    assert releases._as_array

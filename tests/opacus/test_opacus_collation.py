@@ -117,7 +117,7 @@ def test_one_long_text_that_changes_all_rows_is_refused(how, collate, workers):
 def test_texts_whose_padding_does_not_count_are_trained(how, collate, mode):
     module, optimizer, *_, loader = private(how, collate, mode)
     train(module, optimizer, loader)
-    assert loader.batch_sampler.tracker.released == 3
+    assert loader.batch_sampler.rounds.releases.count == 3
 
 
 @pytest.mark.parametrize(("how", "collate"), LEAKS[:1])
