@@ -242,8 +242,7 @@ def test_only_the_tweets_that_are_chosen_are_read_and_each_keeps_its_label(tmp_p
 
     texts_of, labels = read_tweets(tmp_path / FILE)
     monkeypatch.setattr(tweets_3000, read, numbers)
-    for name, size in (("TRAIN", 7), ("VALIDATION", 1), ("TEST", 3)):
-        monkeypatch.setattr(tweets_3000, name, size)
+    monkeypatch.setattr(tweets_3000, "SIZES", (7, 1, 3))
     data = get_task("tweets-3000", model=model, data_dir=tmp_path).load()
     parts = (data.train, data.validation, data.test)
     assert [len(part) for part in parts] == [7, 1, 3]

@@ -11,6 +11,9 @@ from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.task import Data, Examples, Task, classification, split
 from fedcgd_simulations.tasks import tweets
 
+SIZES = (3000, 1000, 3000)
+"""To train, for validation and to test."""
+
 
 def task(model: str | None, data_dir: Path | None) -> Task:
     """3000 tweets of those that train in `tweets`, and 1000 and 3000 of those for validation and test; MiniLM's last block.
@@ -29,7 +32,7 @@ def load(data_dir: Path | None, *, linear: bool) -> Data:
     """The tweets' embeddings, or their states below the last block. Only these tweets go through MiniLM."""
     texts, labels = tweets.read_tweets(tweets.find_file(data_dir))
     whole = tweets.parts(Examples(torch.arange(len(texts)), torch.tensor(labels)))
-    sizes = (whole.train, 3000), (whole.validation, 1000), (whole.test, 3000)
+    sizes = zip((whole.train, whole.validation, whole.test), SIZES, strict=True)
     chosen = [split(part, size, seed=1)[0] for part, size in sizes]
     read = minilm_embeddings if linear else minilm_states
     inputs = read([texts[row] for part in chosen for row in part.inputs], length=16)
