@@ -28,6 +28,7 @@ from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
+from fedcgd.support.files import atomic_write
 from fedcgd.support.untrusted import clean
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ def printed(as_json: bool, values: dict[str, Any], text: str) -> None:
         print_json(values)
     else:
         console.print(text, soft_wrap=True, markup=False)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a page, whole or not at all. Raises ValueError, which names the file, if that cannot be done."""
+    try:
+        with atomic_write(path) as part:
+            part.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error
 
 
 def finite(value: Any) -> Any:

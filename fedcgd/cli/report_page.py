@@ -18,7 +18,7 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.commands import ReportOptions
-from fedcgd.cli.printing import finite, printed, status
+from fedcgd.cli.printing import finite, printed, status, write_whole
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html, text_html
 from fedcgd.cli.usage import Exit
 from fedcgd.ledger import client_metrics
@@ -29,7 +29,6 @@ from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, statement_markd
 from fedcgd.ledger.store import write_notes
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.plan import Plan
-from fedcgd.support.files import atomic_write
 from fedcgd.support.numbers import plural
 
 FORMATS = (".html", ".md", ".json")
@@ -73,11 +72,7 @@ def report(asked: ReportOptions) -> int:
                 text = statement_markdown(statement)
             case _:
                 text = json_module.dumps(finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        try:
-            with atomic_write(asked.output) as part:
-                part.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"cannot write {asked.output}: {error.strerror}") from error
+        write_whole(asked.output, text)
     what = f"the register {register}" if compared else "no register (--register)"
     printed(
         asked.json,

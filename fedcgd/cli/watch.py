@@ -21,13 +21,14 @@ from rich.text import Text
 
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import WatchOptions
-from fedcgd.cli.printing import console, finite, key_value_table, print_json
+from fedcgd.cli.printing import console, finite, key_value_table, print_json, write_whole
 from fedcgd.cli.report_html import STYLE, grid_html, table_html
 from fedcgd.ledger.attempts import COUNTED
 from fedcgd.ledger.export import records
+from fedcgd.ledger.statement import in_unit, unit_of
 from fedcgd.participation.samplings import scheme_of
 from fedcgd.plan import Plan
-from fedcgd.support.files import atomic_write
+from fedcgd.support.numbers import duration
 
 LATEST = 8
 """Attempts and measurements that are shown."""
@@ -82,6 +83,7 @@ def state(path: Path) -> dict[str, Any]:
     budget = run["configuration"].get("budget")
     return {
         "ledger": str(path),
+        "unit": unit_of(run["configuration"]),
         "private": not run["simulated"] and not plan.noiseless,
         "over": run["sealed"] is not None or len(ended) >= planned,
         "rounds_planned": planned,
@@ -118,7 +120,7 @@ def _facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     whole, so_far, budget = found["whole"], found["so_far"], found["joint_budget"]
     skipped = f", {found['rounds_skipped']} times put off" if found["rounds_skipped"] else ""
     left = found["seconds_left"]
-    return [
+    facts = [
         ("rounds released", f"{found['rounds_released']} of {found['rounds_planned']}{skipped}"),
         ("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}" + _warning(found)),
         (
@@ -130,18 +132,13 @@ def _facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("sampling", whole["sampling"]),
         ("method", whole["method"]),
         *([("joint budget of each user", f"ε ≤ {budget['epsilon']:g} at δ = {budget['delta']:g}")] if budget else []),
-        ("time left", "over" if found["over"] else "unknown" if left is None else f"about {_duration(left)}"),
+        ("time left", "over" if found["over"] else "unknown" if left is None else f"about {duration(left)}"),
     ]
+    return [(in_unit(name, found["unit"]), in_unit(value, found["unit"])) for name, value in facts]
 
 
 def _warning(found: Mapping[str, Any]) -> str:
     return "" if found["private"] else " — NOT PRIVATE: a simulation's key, or no noise"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -149,12 +146,13 @@ def _tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[st
     tables = []
     for title, rows in (
         ("latest rounds, from 1", list(map(_as_people_count, found["attempts"]))),
-        ("released with them", found["released_with"]),
+        ("released with them", [_numbers(row) for row in found["released_with"]]),
         ("measured", found["measured"]),
     ):
         columns = list(dict.fromkeys(column for row in rows for column in row))
         if rows:
-            tables.append((title, columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
+            cells = [[_cell(column, row.get(column)) for column in columns] for row in rows]
+            tables.append((title, [in_unit(column, found["unit"]) for column in columns], cells))
     return tables
 
 
@@ -169,7 +167,15 @@ def _as_people_count(attempt: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cell(value: Any) -> str:
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without texts: what a record of central training needs to know its sums again is for no reader."""
+    return {name: value for name, value in row.items() if not isinstance(value, str)}
+
+
+def _cell(column: str, value: Any) -> str:
+    """In few digits; an ε is rounded up, as everywhere."""
+    if column.startswith("epsilon") and isinstance(value, float):
+        return rounded_up(value, 4)
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -201,5 +207,4 @@ def write_page(path: Path, found: Mapping[str, Any], every: float) -> None:
         f"{table_html(_facts(found))}\n{tables}<p class='small'>{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC. "
         "Times and counts on this page are not differentially private.</p></main></body></html>\n"
     )
-    with atomic_write(path) as part:
-        part.write_text(page, encoding="utf-8")
+    write_whole(path, page)

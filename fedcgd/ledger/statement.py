@@ -109,7 +109,7 @@ def described(run: Mapping[str, Any], verification: Verification) -> dict[str, A
             name: told[name]
             for name in ("simulated", "noiseless", "forwards_client_metrics", "keepers", "with_evaluations")
         },
-        "unit": "example" if run["configuration"].get("kind") == "central" else "user",
+        "unit": unit_of(run["configuration"]),
         "sound": not verification.problems,
         "problems": list(verification.problems),
         "rounds_planned": verification.planned,
@@ -124,6 +124,11 @@ def described(run: Mapping[str, Any], verification: Verification) -> dict[str, A
         and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])},
         "sealed": run["sealed"],
     }
+
+
+def unit_of(configuration: Mapping[str, Any]) -> str:
+    """What a user is in a run of this configuration: in central training an "example"."""
+    return "example" if configuration.get("kind") == "central" else "user"
 
 
 def in_unit(text: str, unit: str) -> str:

@@ -22,6 +22,7 @@ from fedcgd.planning.planner import PlannedRecipe, Progress, shortlist
 from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import outcome_at
+from fedcgd.support.numbers import duration
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
@@ -237,17 +238,13 @@ class _Runner:
     def _say(self) -> None:
         part = self._done / (self._done + self._left) if self._left else 1.0
         seconds = (time.monotonic() - self._begun) * self._left / self._done if self._done else math.nan
-        left = "" if math.isnan(seconds) else f", about {_duration(seconds)} left"
+        left = "" if math.isnan(seconds) else f", about {duration(seconds)} left"
         self._progress(f"{part:.0%} of the rehearsals{left}")
 
 
 def _work(rehearsal: Rehearsal) -> int:
     """Quarters of the examples."""
     return round(4 * rehearsal.share)
-
-
-def _duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _identity(rehearsal: Rehearsal) -> str:

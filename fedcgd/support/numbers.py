@@ -70,3 +70,10 @@ def as_whole(name: str, value: object) -> int:
 def plural(number: int, one: str, many: str) -> str:
     """`number` with the words that belong to it: "1 user has", "2 users have"."""
     return f"{number} {one if number == 1 else many}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: "12 s", "40 min", "2.5 h"."""
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

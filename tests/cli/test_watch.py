@@ -110,3 +110,27 @@ def test_without_a_ledger_nothing_is_made(tmp_path: Path) -> None:
     failed = command_line.run("watch", tmp_path / "run.db", "--once", "--html", tmp_path / "progress.html")
     assert failed.exit_code == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_an_epsilon_of_a_release_is_rounded_up_and_texts_are_for_no_reader(tmp_path: Path) -> None:
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    plan = Plan(
+        mechanism=LambdaCGD(0.5), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=3.0, delta=1e-5
+    )
+    with Ledger.open(tmp_path / "run.db", plan=plan, configuration={"kind": "central"}, key=key) as ledger:
+        attempt = ledger.plan_round(0, ["0", "1"])
+        ledger.record_aggregated(0, attempt, 1)
+        ledger.record_released(0, attempt, b"", metrics={"epsilon": 1.23400001, "sum": "0f1e2d"})
+    shown = command_line.run("watch", tmp_path / "run.db", "--once").output
+    assert "1.235" in shown
+    assert "1.234 " not in shown
+    assert "0f1e2d" not in shown
+    assert "zero out one example" in shown
+    assert "users" not in shown
+
+
+def test_a_page_that_cannot_be_written_names_the_file(begun: tuple[Ledger, NoiseKey], tmp_path: Path) -> None:
+    page = tmp_path / "missing" / "progress.html"
+    failed = command_line.run("watch", tmp_path / "run.db", "--once", "--html", page)
+    assert failed.exit_code == 2
+    assert str(page) in "".join(failed.output.split("\n"))
