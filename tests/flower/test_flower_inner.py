@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedPro
 from shared import record
 
 from fedcgd_flower.inner import inner_request, inner_step
-from fedcgd_flower.inner_state import EditedConfig, InnerState
+from fedcgd_flower.inner import EditedConfig, InnerState
 
 START = np.array([1.0, -2.0, 0.5], np.float32)
 

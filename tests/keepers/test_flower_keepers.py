@@ -29,7 +29,7 @@ from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
 from fedcgd_flower.keepers.messages import _bounded
 from fedcgd_flower.keepers.transport import Transport, Waits
-from fedcgd_flower.node_replies import question_of
+from fedcgd_flower.messages import question_of
 from fedcgd_flower.round import TrainingRounds
 
 SIZE = 6
