@@ -155,37 +155,6 @@ class Chains:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fineness:
-    """Steps of x over √(1 − ρ²), of w in standard deviations, and the nodes for s (`markov_chain`)."""
-
-    step: float
-    factor_step: float
-    nodes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bins:
-    """Balls-in-Bins without draws."""
-
-    rough: Fineness = Fineness(step=0.5, factor_step=1.2, nodes=400)
-    """While a search goes on."""
-    fine: Fineness = Fineness(step=0.18, factor_step=0.8, nodes=900)
-    """For its answer."""
-    ignored: float = 1e-3
-    """Of δ, for the ends of the grids."""
-    near: float = 0.05
-    """How far log δ may stay below its goal: 0.3 % of σ or so."""
-    search: tuple[float, int, int] = (4.0, 6, 50)
-    """−log δ over log x, at least; fine steps at most, each as long as all rough ones; and steps of both, about."""
-    decay: float = 0.995
-    """ρ beyond which the grid would be too large."""
-    kinds: int = 8
-    """Bins that are nearly alike are counted together, as so many kinds."""
-    triples: int = 1000
-    """Bins of which all triples are added up: a tenth of a second."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Choice:
     """The search for a number of a mechanism, such as λ (`search`, `selection`)."""
 
@@ -216,4 +185,3 @@ class Effort:
 
 
 EFFORT = Effort()
-BINS = Bins()

@@ -1,9 +1,7 @@
 """The draws of Balls-in-Bins: against enumeration and quadrature, and their bounds fail as rarely as they say."""
 
-import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -12,10 +10,8 @@ import pytest
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Bound
-from fedcgd.accounting.balls_in_bins import remove
 from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bound
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
-from fedcgd.accounting.balls_in_bins.remove import remove_bound
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.random_participation import search
 from fedcgd.accounting.random_participation.add import AddDirection, draw_log_ratios
@@ -138,39 +134,9 @@ def test_bound_on_the_laplace_transform_of_the_sum(overlap: float) -> None:
 @pytest.mark.parametrize(("overlap", "sigma", "epsilon"), [(0.0, 0.8, 1.0), (0.6, 0.8, 1.0), (0.6, 2.0, 0.5)])
 def test_bounds_without_draws_are_above_quadrature(overlap: float, sigma: float, epsilon: float) -> None:
     gram = np.array([[1.0, overlap], [overlap, 1.0]]) / sigma**2
-    assert math.exp(remove_bound(gram, epsilon)) > delta_of_two_bins(overlap, sigma, epsilon)
     x = np.random.default_rng(2).standard_normal((400_000, 2)) @ np.linalg.cholesky(gram).T
     adding = np.maximum(1 - math.exp(epsilon) * np.exp(x - np.diag(gram) / 2).mean(axis=1), 0)
     assert add_bound(gram, epsilon) > adding.mean() - 4 * adding.std() / math.sqrt(len(adding))
-
-
-def test_moments_of_order_two_and_three_are_found_and_higher_ones_bounded(monkeypatch) -> None:
-    """E[S^r] by all (J_1 … J_r) of five bins: the bound is that of the best r where r ≤ 3 is best, and else above."""
-    columns = np.random.default_rng(5).uniform(0, 1, (6, 5))
-    gram = columns.T @ columns / 1.2**2
-    orders = range(2, 7)
-    moments = []
-    for r in orders:
-        bins = np.array(list(itertools.product(range(5), repeat=r)))
-        pairs = itertools.combinations(range(r), 2)
-        moments.append(np.exp(sum(gram[bins[:, a], bins[:, c]] for a, c in pairs)).mean())
-    seen = set()
-    for epsilon in (0.5, 2.0, 3.0, 4.0, 6.0):
-        values = [
-            math.log(moment) + (r - 1) * (math.log(r - 1) - epsilon) - r * math.log(r)
-            for r, moment in zip(orders, moments, strict=True)
-        ]
-        best, found = int(np.argmin(values)), remove_bound(gram, epsilon)
-        seen.add(orders[best])
-        assert found >= min(values) - 1e-12
-        if orders[best] <= 3:
-            assert found == pytest.approx(min(values), abs=1e-12)
-            with monkeypatch.context() as few:
-                few.setattr(remove, "BINS", replace(remove.BINS, triples=4))
-                assert remove_bound(gram, epsilon) >= found
-                if orders[best] == 3:
-                    assert remove_bound(gram, epsilon) > found + 0.01
-    assert {2, 3} < seen
 
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (2.0, 2.0), (2.0, 5.0)])

@@ -16,11 +16,11 @@ import math
 import numpy as np
 from scipy.special import log_ndtr
 
-from fedcgd.accounting.effort import BINS
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _EXPONENTS = np.geomspace(1e-2, 1e7, 1000)  # h
 _LARGEST_EXPONENT = 300.0
+_KINDS = 8  # bins that are nearly alike are counted together, as so many kinds
 
 
 def add_bound(gram: Matrix, epsilon: float) -> float:
@@ -44,7 +44,7 @@ def _log_laplace(gram: Matrix) -> Vector:
     others = powers.sum(axis=0) - np.diag(powers)
     # Bins that are nearly alike are counted together: the variance of each is in [low, high], and its d_j at most `most`.
     high, most = (_rounded_up(part) for part in (own, others))
-    low = np.maximum(high - (float(own.max()) - float(own.min())) / BINS.kinds, 0.0)
+    low = np.maximum(high - (float(own.max()) - float(own.min())) / _KINDS, 0.0)
     rates = np.zeros_like(_EXPONENTS)  # −ψ'/ψ is at least this
     z = _EXPONENTS / len(gram)
     kinds, counts = np.unique([low, high, most], axis=1, return_counts=True)
@@ -57,7 +57,7 @@ def _log_laplace(gram: Matrix) -> Vector:
 
 def _rounded_up(values: Vector) -> Vector:
     """`values`, rounded up to one of some that are evenly spaced."""
-    least, gap = float(values.min()), float(values.max() - values.min()) / BINS.kinds
+    least, gap = float(values.min()), float(values.max() - values.min()) / _KINDS
     result: Vector = least + gap * np.ceil((values - least) / gap * (1 - 1e-12)) if gap else values
     return result
 
