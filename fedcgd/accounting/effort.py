@@ -89,7 +89,7 @@ class Memory:
 class Drawing:
     """How many draws (`random_participation`)."""
 
-    pilot: tuple[int, int] = (1000, 2**14)
+    pilot: tuple[int, int] = (1000, 2**13)
     """Of one step of the search, for removing and for adding a user, whose probabilities scatter less."""
     order: tuple[int, float] = (400, 0.01)
     """Tuples that choose the order of the moment; and the part of them that must be accepted."""
@@ -97,16 +97,13 @@ class Drawing:
     """Fewest and most of a confirmation."""
     adding: tuple[int, ...] = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
     """Of a confirmation: the first that make sure that adding does not rule."""
-    numbers: tuple[float, float] = (2e8, 4e8)
+    numbers: tuple[float, float] = (1e8, 2e8)
     """Numbers drawn for one direction of a confirmation at most, about: some seconds."""
+    overhead: int = 100
+    """Numbers that a draw takes as much time as, besides one for each round."""
     precision: tuple[float, float, float] = (0.07, 0.03, 3e7)
     """The part of δ that more draws should not be spent on; the same while draws take a second or two;
     and how many numbers those are."""
-    patience: float = 2.5
-    """Times as many for an ε or a δ, and so much nearer: their noise is known, and they are asked for once."""
-    surer: tuple[int, float] = (2**17, 0.25)
-    """Draws that choose the line by which adding is bounded, where it has at least such a part of the δ of removing. Of a dozen
-    lines few draws choose one that looks better than it is: by as much as half of δ, which is 3 % of ε."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +125,6 @@ class Search:
     all before."""
     tries: tuple[int, float] = (8, 1.002)
     """Confirmations at most, that share the failure probability; and times σ, at least, after one that failed."""
-    sequence: tuple[int, float, float] = (45, 0.002, 0.35)
-    """Values of ε that are tested in order, the distance of their logarithms, and the part of them above the one proposed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,3 @@ class Law(Protocol):
     def tuples(self, columns: Any, sigma: float, order: int) -> Tuples:
         """Tuples of `order` users."""
         ...
-
-    def adding(self, columns: Any, sigma: float, epsilon: float) -> float:
-        """A bound on δ of adding a user that needs no draws; 1 if there is none."""
-        ...
