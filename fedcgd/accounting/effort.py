@@ -80,9 +80,9 @@ class Memory:
     cells: float = 2e6
     """Of a grid of losses, about."""
     rows: int = 256
-    """Rounds in one product with a band, and columns of a dense C at a time."""
+    """Columns of a dense C at a time."""
     sparse: int = 32
-    """Bands of a matrix that is kept sparse: beyond, dense products are faster."""
+    """Bands of a matrix that is kept sparse: beyond, Fourier transforms are faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
