@@ -39,7 +39,6 @@ LONG = {
     ),
     "processes of their own: what they do is tested in this one": (
         "central/test_pure_step_ranks.py",
-        "project/test_light_base.py",
     ),
     "errors and losses of mechanisms, however they were found; σ is that of whatever was found": (
         "curvature/test_curvature_measure.py",

@@ -70,19 +70,6 @@ def test_the_image_is_of_the_package_alone_and_no_key_is_copied_or_committed() -
         assert ignored.returncode == 0, name
 
 
-def test_both_start_the_same() -> None:
-    def words(command: list[str]) -> list[str]:
-        return [word.replace("/run/secrets/", "/secrets/").removesuffix(".secret") for word in command]
-
-    found = pods()
-    for name in ("superlink", "server-app"):
-        assert words(SERVICES[name]["command"]) == words(found[name]["containers"][0]["args"])
-    address = found["silo"]["containers"][0]["args"][1]
-    assert words(SERVICES["silo0"]["command"]) == [
-        word.replace(address, "--superlink=superlink:9443") for word in words(found["silo"]["containers"][0]["args"])
-    ]
-
-
 def test_nobody_but_the_server_app_has_the_volume_of_the_key() -> None:
     with_key = [name for name, service in SERVICES.items() if "run:/srv/run" in service.get("volumes", [])]
     assert with_key == ["server-app"]
