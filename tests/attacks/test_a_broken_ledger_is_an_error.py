@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run
-from ledgers import refused
+from ledgers import recorded, refused
 from plans import make_plan
 from sql import edit
 
@@ -16,10 +16,7 @@ PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=1))
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    with Ledger.open(tmp_path / "run.db", plan=PLAN, configuration={}, key=NoiseKey.simulation(0)) as ledger:
-        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), nonce=1)
-        ledger.record_released(0, 0, b"model")
-    return tmp_path / "run.db"
+    return recorded(tmp_path / "run.db", ["ann"], PLAN, NoiseKey.simulation(0), over=False)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,17 @@ import shutil
 import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command_line import figures, run
-from ledgers import refused
+from ledgers import refused, release
+from plans import make_plan
 from sql import rows
 
-from fedcgd import DPSGD, NoiseKey, Participation, Plan
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.ledger import Ledger, adopt, joint, seal, verify
 from fedcgd.ledger.run_composition import EVALUATION_OF
 
-PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+PLAN = make_plan(DPSGD(), Participation(rounds=6))
 
 
 def opened(folder: Path, name: str = "run.db", **configuration) -> Ledger:
@@ -22,15 +22,10 @@ def opened(folder: Path, name: str = "run.db", **configuration) -> Ledger:
     return Ledger.open(folder / name, plan=PLAN, configuration=configuration, key=key)
 
 
-def release(folder: Path, rounds: int, name: str = "run.db", **configuration) -> Path:
-    key = NoiseKey.from_file(folder / "noise.key", create=True)
+def releases(folder: Path, rounds: int, name: str = "run.db", **configuration) -> Path:
     with opened(folder, name, **configuration) as ledger:
         for _ in range(rounds):
-            run = ledger.resume()
-            attempt = ledger.plan_round(run.round, [f"user-{run.round}"])
-            nonce = key.nonce_of(ledger.stream_id, np.arange(3), earlier=run.nonces, attempt=attempt)
-            ledger.record_aggregated(run.round, attempt, nonce)
-            ledger.record_released(run.round, attempt, b"")
+            release(ledger, ledger.resume().round, [f"user-{ledger.resume().round}"], b"")
     return folder / name
 
 
@@ -46,7 +41,7 @@ def copied(folder: Path, *names: str) -> Path:
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "run"
     path.mkdir()
-    release(path, 2)
+    releases(path, 2)
     return path
 
 
@@ -81,7 +76,7 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     done = run("ledger", "adopt", copy / "run.db", "--key-file", copy / "noise.key")
     assert done.exit_code == 0, done.output
     assert "adopted after 2 released rounds" in " ".join(done.output.split())
-    path = release(copy, 1)
+    path = releases(copy, 1)
     checked = verify(path)
     assert checked.problems == ()
     assert checked.released == 3
@@ -107,17 +102,17 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
 def test_both_copies_go_on_after_a_false_declaration_and_compose_finds_it(folder: Path) -> None:
     copy = copied(folder, "noise.key", "run.db")
     adopt(copy / "run.db", NoiseKey.from_file(copy / "noise.key"))
-    found = joint([release(folder, 4), release(copy, 4)])
+    found = joint([releases(folder, 4), releases(copy, 4)])
     assert len(found.copies) == 1
 
 
 def test_the_evaluations_are_adopted_too(folder: Path) -> None:
     with opened(folder) as ledger:
         stream = ledger.stream_id
-    release(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
+    releases(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
     (folder / "noise.key.runs").unlink()
     adopt(folder / "run.db", NoiseKey.from_file(folder / "noise.key"))
-    release(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
+    releases(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
     assert len(verify(folder / "run.db.evaluation").run.adopted) == 1
 
 
@@ -134,7 +129,7 @@ def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
     path.rename(folder / "away.db")
     (folder / "noise.key.runs").unlink()
     (folder / "noise.key").write_text((folder / "noise.key").read_text().split()[0])  # it names no register any more
-    release(folder, 1)
+    releases(folder, 1)
     with refused("register-lost"):
         adopt(folder / "away.db", key)
     key = NoiseKey.from_file(folder / "noise.key")
@@ -151,7 +146,7 @@ def test_a_run_that_released_nothing_needs_no_adoption(tmp_path: Path) -> None:
     (tmp_path / "noise.key").chmod(0o600)
     opened(tmp_path).close()
     (tmp_path / "noise.key.runs").unlink()
-    assert verify(release(tmp_path, 1)).released == 1
+    assert verify(releases(tmp_path, 1)).released == 1
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o602])

@@ -9,27 +9,24 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from keeper_openings import agreement_of
+from ledgers import release
+from plans import make_plan
 
-from fedcgd import DPSGD, NoiseKey, Participation, Plan
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.keepers import Keeper, KeeperKey, Keepers, NodeParticipations
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger
 
-PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+PLAN = make_plan(DPSGD(), Participation(rounds=6))
 
 
 def a_run(folder: Path) -> None:
     """Opens the ledger, with the key and its register, and releases the round that comes next."""
     key = NoiseKey.from_file(folder / "noise.key", create=True)
     with Ledger.open(folder / "run.db", plan=PLAN, configuration={}, key=key) as ledger:
-        run = ledger.resume()
-        attempt = ledger.plan_round(run.round, [f"user-{run.round}"])
-        nonce = key.nonce_of(ledger.stream_id, np.arange(3), earlier=run.nonces, attempt=attempt)
-        ledger.record_aggregated(run.round, attempt, nonce)
-        ledger.record_released(run.round, attempt, b"")
+        release(ledger, ledger.resume().round, ["ann"])
 
 
 def a_new_run(folder: Path) -> None:

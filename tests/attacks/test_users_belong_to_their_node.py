@@ -195,10 +195,3 @@ def test_a_registered_node_whose_user_id_is_edited_at_each_restart_is_still_one_
     checked = verify(tmp_path / "renamed.db")
     assert (checked.released, checked.problems) == (1, ())
     assert checked.run.identity == "declared"
-
-
-def test_what_declared_cannot_see_is_what_it_is_said_not_to_see(tmp_path: Path) -> None:
-    """Nodes that are not registered come back as whoever they say: so the words say that ε is then for each declared id."""
-    renamed = rounds_of_nodes(tmp_path / "renamed.db", lambda i, start: f"{i} at {start}", lambda i: "")
-    assert renamed == {1: 4, 2: 4, 3: 4, 4: 4}
-    assert verify(tmp_path / "renamed.db").run.identity == "declared"
