@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import oracles_curvature as oracle
 import pytest
-from oracles_problem_p1 import causal_factor, problem_p1
 
 from fedcgd import Participation, Plan, calibrate, select_lambda, sensitivity
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
@@ -54,34 +53,6 @@ def test_the_thin_factor_is_one_of_the_whole_form(quadratic: Quadratic) -> None:
     np.testing.assert_allclose(factor @ factor.T, whole, atol=1e-12 * whole.max())
 
 
-def random_gram(n: int, p: int) -> np.ndarray:
-    """A banded positive definite X with unit diagonal, dense, and its band."""
-    rng = np.random.default_rng(8)
-    lags = np.subtract.outer(np.arange(n), np.arange(n))
-    c = np.where((lags >= 0) & (lags < p), rng.normal(size=(n, n)), 0.0) + 2 * np.eye(n)
-    c /= np.linalg.norm(c, axis=0)
-    return c.T @ c
-
-
-def band_of(x: np.ndarray, p: int) -> np.ndarray:
-    return np.array([[x[j, j + lag] if j + lag < len(x) else 0.0 for lag in range(p)] for j in range(len(x))])
-
-
-def test_the_causal_factor_is_not_that_of_cholesky() -> None:
-    n, p = 17, 4
-    x = random_gram(n, p)
-    c = matrix(Dense("noise-curve", causal_factor(band_of(x, p))), n)
-    np.testing.assert_allclose(c.T @ c, x, atol=1e-12)
-    np.testing.assert_array_equal(c, np.tril(c))
-    np.testing.assert_allclose(np.linalg.norm(c, axis=0), 1, rtol=1e-12)
-    # Trap: the lower factor that libraries give belongs to C·Cᵀ = X. Its columns are not of length 1.
-    lower = np.linalg.cholesky(x)
-    assert np.abs(lower.T @ lower - x).max() > 0.01
-    assert np.linalg.norm(lower, axis=0).max() > 1.01
-    with pytest.raises(np.linalg.LinAlgError):
-        causal_factor(band_of(x - 2 * np.eye(n), p))
-
-
 def objective(x: np.ndarray, quadratic: Quadratic, unit: float, barrier: float) -> float:
     n = len(x)
     return np.trace(form(quadratic, n) @ np.linalg.inv(x)) / unit - barrier / n * np.linalg.slogdet(x)[1]
@@ -90,11 +61,9 @@ def objective(x: np.ndarray, quadratic: Quadratic, unit: float, barrier: float) 
 @pytest.mark.parametrize(
     ("n", "p", "barrier"), [(20, 3, BARRIER), (9, 9, BARRIER), (12, 1, BARRIER), (20, 3, 0.01), (20, 3, 10.0)]
 )
-def test_both_ways_to_solve_problem_p1_agree(n: int, p: int, barrier: float) -> None:
-    x = problem_p1(p, thin_factor(SOME, n), barrier=barrier)
+def test_noise_curve_is_the_optimum_of_problem_p1(n: int, p: int, barrier: float) -> None:
+    """Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Model Curvature", 2026, arXiv:2510.05416: convex in CᵀC."""
     found = noise_curve(p, Participation(rounds=n, min_separation=n), quadratic=SOME, barrier=barrier)
-    by_gram = final_loss(Dense("noise-curve", causal_factor(x)), n, SOME)
-    assert final_loss(found, n, SOME) == pytest.approx(by_gram, rel=1e-4)
     c = matrix(found, n)
     np.testing.assert_allclose(np.linalg.norm(c, axis=0), 1, rtol=1e-12)
     # It is a minimum of a convex problem: nothing near it is better, in any direction that keeps the band and the diagonal.
