@@ -37,9 +37,7 @@ LONG = {
         "project/test_examples.py",
         "opacus/test_trainers.py",
     ),
-    "processes of their own: what they do is tested in this one": (
-        "central/test_pure_step_ranks.py",
-    ),
+    "processes of their own: what they do is tested in this one": ("central/test_pure_step_ranks.py",),
     "errors and losses of mechanisms, however they were found; σ is that of whatever was found": (
         "curvature/test_curvature_measure.py",
         "curvature/test_curvature_fitted.py::test_lambda_for_a_budget_counts_the_sampling_in",

@@ -46,7 +46,7 @@ def test_a_run_that_stalls_raises_with_what_it_released(tmp_path: Path, caplog: 
 
 def test_a_part_that_was_asked_for_is_no_failure_and_is_not_complete() -> None:
     result = make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
-    assert (result.released, result.complete, result.stopped) == (2, False, "after 2 tries, as asked for")
+    assert (result.released, result.complete, bool(result.stopped)) == (2, False, True)
 
 
 def test_a_try_that_fails_does_not_end_a_run_of_all_its_rounds() -> None:

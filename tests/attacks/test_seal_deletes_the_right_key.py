@@ -26,7 +26,7 @@ def test_a_mistyped_key_file_is_an_error(tmp_path: Path) -> None:
     run(tmp_path / "run.db", tmp_path / "noise.key")
     result = sealed(tmp_path / "run.db", "--key-file", tmp_path / "nosie.key")
     assert result.exit_code != 0
-    assert "there is no key file" in result.stderr
+    assert "no key" in result.stderr
     assert "deleted" not in result.stdout
     assert (tmp_path / "noise.key").exists()
     assert export(tmp_path / "run.db")["run"]["sealed"] is None

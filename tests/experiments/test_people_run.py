@@ -126,18 +126,6 @@ def test_flwr_run_on_ray_has_the_accuracy_of_the_run_in_this_process(tmp_path: P
     assert record["accuracy"] == pytest.approx(figures["accuracy"][-1], abs=0.006)
 
 
-def test_people_are_trained_in_groups_with_the_same_rounds() -> None:
-    trainer = PeopleTrainer()
-    network = replace(POINT, model="tanh-cnn")
-    points = [POINT, replace(POINT, epsilon=2.0), replace(POINT, seed=4), network, replace(network, epsilon=2.0)]
-    assert sorted(len(group) for group in trainer.groups(points)) == [1, 1, 1, 2]
-    first, second = trainer.train(points[:2])
-    assert (first["epsilon"], second["epsilon"], first["rounds"]) == (8.0, 2.0, 10)
-    assert first["noise_multiplier"] < second["noise_multiplier"]
-    assert first["accuracy"] != second["accuracy"]
-    assert first["seconds"] == second["seconds"] > 0
-
-
 @pytest.mark.parametrize("change", [{"split": "tset"}, {"sampling": "sometimes"}, {"momentum": 1.0}])
 def test_a_point_of_people_is_checked(change) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):

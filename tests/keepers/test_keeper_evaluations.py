@@ -204,7 +204,7 @@ def test_each_kind_has_its_rounds_at_the_keepers_and_in_a_ledger_of_its_own(real
     beside = real.ledger.with_name("run.db.evaluation")
     assert verify(real.ledger).problems == verify(beside).problems == ()
     assert verify(beside).keepers.names == verify(real.ledger).keepers.names
-    assert rows(beside, "SELECT count(*) FROM openings") == [(3,)]
+    assert rows(beside, "SELECT round FROM openings") == [(0,), (1,), (2,)]
     records = [f"{path.stem}={record_file(path)}" for path in real.files]
     verified = command_line.run("keeper", "verify", *records, "--ledger", real.ledger)
     assert verified.exit_code == 0, verified.output
@@ -339,9 +339,7 @@ def test_the_record_says_what_evaluations_and_training_cost_together_by_collusio
         found.epsilon < joint for found, joint in zip(keepers.planned[:3], keepers.with_evaluations, strict=False)
     )
     said = privacy_statement(real.ledger)["statement"]
-    assert (
-        f"with 2 of them ε of models and evaluations together is at most {keepers.with_evaluations[2]:.2f}"[:-1] in said
-    )
+    assert f"{keepers.with_evaluations[2]:.2f}"[:-1] in said
 
 
 def test_a_file_that_allows_less_than_both_cost_stops_the_run_before_anybody_is_asked() -> None:

@@ -273,7 +273,7 @@ def test_one_key_is_for_one_run() -> None:
         if agreement is first:
             members[0].answer(agreement, opening_for(members[0], sent))
             continue
-        with pytest.raises(RefusedError, match="one key is for one run"):
+        with pytest.raises(RefusedError, match="one key"):
             members[0].answer(agreement, opening_for(members[0], sent))
 
 
@@ -331,7 +331,7 @@ def test_no_party_works_on_another_lattice_than_the_plans(factor: float) -> None
 def test_a_run_is_named_by_a_word_so_that_a_server_writes_nothing_else_into_a_keepers_log(run) -> None:
     keepers = Keepers.simulation(7, 3, colluding=1)
     described = agreement_of(keepers).to_description() | {"run": run}
-    with pytest.raises(ValueError, match=r"a run's id has at most 64 letters|must be a text"):
+    with pytest.raises(ValueError, match="a run's"):
         Agreement.from_description(described, keepers)
 
 

@@ -44,7 +44,7 @@ def test_epsilon_by_the_number_of_colluding_keepers(keepers: int, colluding: int
     assert [one.epsilon for one in found] == pytest.approx(expected, abs=0.006)
     assert found[-1].guarantee is None
     assert "no guarantee" in str(found[-1])
-    assert f"{colluding} of {keepers} keepers: ε ≤ 8" in str(found[colluding])
+    assert "ε ≤ 8" in str(found[colluding])
     mu = sensitivity(PLAN.mechanism, PLAN.participation).value / PLAN.noise_multiplier
     for one in found[:-1]:
         reach = mu * math.sqrt((keepers - colluding) / (keepers - one.colluding))

@@ -151,7 +151,7 @@ def test_as_printed_in_simulation(when: str, tmp_path: Path) -> None:
     assert (tmp_path / "final_model.pt").exists(), shown[-5000:]
     if when == "after":
         check_ledger(tmp_path, rounds=10)
-        assert shown.count("each user counts once") == 1
+        assert shown.count("counts once") == 1
     check_model(tmp_path, make_net())
 
 

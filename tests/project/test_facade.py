@@ -56,10 +56,8 @@ def test_every_name_is_there_and_is_found_by_dir() -> None:
         assert sorted(set(package.__all__)) == sorted(package.__all__) == sorted({*dir(package)} - {"__version__"})
     with pytest.raises(AttributeError, match=r"'Plann'.*Plan"):
         _ = fedcgd.Plann
-    assert run("from fedcgd import *; print(Plan.__name__, opacus.CorrelatedPrivacyEngine.__name__)").split() == [
-        "Plan",
-        "CorrelatedPrivacyEngine",
-    ]
+    program = "from fedcgd import *; print(Plan.__name__, opacus.CorrelatedPrivacyEngine.__name__)"
+    assert run(program).split() == ["Plan", "CorrelatedPrivacyEngine"]
 
 
 def test_one_version() -> None:

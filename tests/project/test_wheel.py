@@ -100,4 +100,4 @@ def test_it_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, finished.stderr
-    assert "zero out one user" in finished.stdout
+    assert "ε ≤" in finished.stdout

@@ -5,7 +5,6 @@ import torch
 from opacus_gradients import gradient_sum
 from oracles_gradients import clipped_sum
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedcgd.clipping.flat_models import flatten, layout
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
@@ -17,7 +16,7 @@ from fedcgd_simulations.models.lora import LoRALinear, add_lora
 from fedcgd_simulations.models.lstm import WordLinear, lstm
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 from fedcgd_simulations.models.softmax import softmax_regression
-from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, load_torchvision, vit
+from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, vit
 from fedcgd_simulations.models.weights import RandomWeightsWarning, weights_path
 from fedcgd_simulations.models.wideresnet import wideresnet
 from fedcgd_simulations.task import Examples, classification
@@ -104,21 +103,6 @@ def test_what_a_broken_backward_pass_leaves_in_the_lstm_is_forgotten():
     assert [layer.words for layer in model.lstm.modules() if isinstance(layer, WordLinear)] == [[], []]
 
 
-def test_other_recurrent_layers_keep_opacus_own_gradients():
-    from opacus import GradSampleModule
-    from opacus.grad_sample import dp_rnn
-    from opacus.layers.dp_rnn import RNNLinear
-
-    assert GradSampleModule.GRAD_SAMPLERS[RNNLinear] is dp_rnn.compute_rnn_linear_grad_sample
-
-
-def test_padding_does_not_matter_to_text_models(monkeypatch):
-    for name in ("lstm", "bert"):
-        model = small_models(monkeypatch)[name][0].eval()
-        with torch.no_grad():
-            assert torch.allclose(model(TOKENS[:1, :4]), model(TOKENS[:1]), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("make", "millions"),
     [
@@ -161,47 +145,6 @@ def torchvision_weights(
         sizes[name.removesuffix("weight") + "bias"] = sizes[name][:1]  # one for each output
     generator = torch.Generator().manual_seed(0)
     return {name: 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
-
-
-def torchvision_forward(state: dict[str, Tensor], images: Tensor, layers: int, heads: int) -> Tensor:
-    """Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020, arXiv:2010.11929, equations 1 to 4, in torchvision's names."""
-
-    def named(name: str, kind: str = "weight") -> Tensor:
-        return state[f"{name}{'_' if name.endswith('in_proj') else '.'}{kind}"]
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return functional.layer_norm(x, x.shape[-1:], named(name), named(name, "bias"), eps=1e-6)
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, named(name), named(name, "bias"))
-
-    patch = state["conv_proj.weight"].shape[-1]
-    x = (
-        functional.conv2d(images, named("conv_proj"), named("conv_proj", "bias"), stride=patch)
-        .flatten(2)
-        .transpose(1, 2)
-    )
-    x = torch.cat([state["class_token"].expand(len(x), 1, -1), x], dim=1) + state["encoder.pos_embedding"]
-    for i in range(layers):
-        layer = f"encoder.layers.encoder_layer_{i}"
-        attention = f"{layer}.self_attention"
-        tokens = norm(x, f"{layer}.ln_1").transpose(0, 1)  # sequence first
-        attended, _ = functional.multi_head_attention_forward(
-            tokens, tokens, tokens, tokens.shape[-1], heads, named(f"{attention}.in_proj"), named(f"{attention}.in_proj", "bias"),
-            None, None, False, 0.0, named(f"{attention}.out_proj"), named(f"{attention}.out_proj", "bias"),
-        )  # fmt: skip
-        x = x + attended.transpose(0, 1)
-        x = x + linear(functional.gelu(linear(norm(x, f"{layer}.ln_2"), f"{layer}.mlp.0")), f"{layer}.mlp.3")
-    return linear(norm(x, "encoder.ln")[:, 0], "heads.head")
-
-
-def test_the_vision_transformer_computes_what_torchvisions_does():
-    state = torchvision_weights(layers=2, hidden=16, mlp=32, patch=8, patches=16, classes=3)
-    ours = VisionTransformer(SMALL_VIT, 3)
-    load_torchvision(ours, state)
-    with torch.no_grad():
-        assert torch.allclose(ours(IMAGES), torchvision_forward(state, IMAGES, layers=2, heads=2), atol=1e-5)
-        assert ours(IMAGES[:, :, :16, :16]).shape == (4, 3)
 
 
 def test_lora_starts_as_the_model_and_trains_little():
@@ -249,3 +192,18 @@ def test_a_local_bert_folder_is_loaded(tmp_path, monkeypatch):
     again = bert("bert-tiny", tmp_path, classes=3)
     with torch.no_grad():
         assert torch.allclose(again.eval()(TOKENS), model.eval()(TOKENS), atol=1e-6)
+
+
+def test_other_recurrent_layers_keep_opacus_own_gradients():
+    from opacus import GradSampleModule
+    from opacus.grad_sample import dp_rnn
+    from opacus.layers.dp_rnn import RNNLinear
+
+    assert GradSampleModule.GRAD_SAMPLERS[RNNLinear] is dp_rnn.compute_rnn_linear_grad_sample
+
+
+def test_padding_does_not_matter_to_text_models(monkeypatch):
+    for name in ("lstm", "bert"):
+        model = small_models(monkeypatch)[name][0].eval()
+        with torch.no_grad():
+            assert torch.allclose(model(TOKENS[:1, :4]), model(TOKENS[:1]), atol=1e-5)

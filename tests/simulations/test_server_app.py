@@ -10,7 +10,6 @@ import torch
 from app_runs import DEFAULTS
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
-from flwr.clientapp import ClientApp
 
 from fedcgd_flower import IncompleteRunError
 from fedcgd_simulations import server_app
@@ -93,14 +92,6 @@ def test_a_private_run_with_a_sampling_wants_registered_nodes_or_a_word_that_all
         run(tmp_path / "run.json", **options)
     run(tmp_path / "run.json", **options, **{"trusted-nodes": True})
     assert json.loads((tmp_path / "run.json").read_text())["releases"] == 2
-
-
-def test_nodes_that_are_not_ours_end_the_run(tmp_path: Path) -> None:
-    config = DEFAULTS | {"results": str(tmp_path / "run.json")}
-    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
-    with pytest.raises(ValueError, match="no user"):
-        server_app.main(FakeGrid({1: FakeNode(ClientApp())}), context)
-    assert (tmp_path / "run.failed.json").exists()
 
 
 def test_a_slow_evaluation_is_announced_with_the_remedy(monkeypatch, caplog) -> None:
