@@ -42,18 +42,13 @@ def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
 
 def test_every_file_of_results_is_used_and_every_picture_is_there() -> None:
     """Studies by the tables, and others by a page, a benchmark or a test that names them."""
-    pages = "".join(path.read_text() for folder in ("docs", "benchmarks") for path in (ROOT / folder).rglob("*.*")
-                    if path.suffix in (".md", ".py", ".sh", ".txt"))  # fmt: skip
-    tests = (
-        "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
-        + (ROOT / "simulations" / "fedcgd_experiments" / "studies.py").read_text()
-    )
+    folders = ("docs", "benchmarks", "tools", "tests", "simulations")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".md", ".py", ".sh")]
+    named = "".join(path.read_text(encoding="utf-8") for path in files)
     kept = [path for path in RESULTS.rglob("*") if path.is_file()]
-    unused = [
-        path.name for path in kept if path.name not in pages and path.stem not in tests and path.stem not in pages
-    ]
+    unused = [path.name for path in kept if path.stem not in named]
     assert unused == []
-    shown = set(re.findall(r"\]\(\.\./benchmarks/results/plots/([^)]+)\)", pages))
+    shown = set(re.findall(r"\]\(\.\./benchmarks/results/plots/([^)]+)\)", named))
     assert {"gains.png", "frontier.png"} <= shown
     assert shown <= {path.name for path in kept}
 

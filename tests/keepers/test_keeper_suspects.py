@@ -15,7 +15,7 @@ from keeper_runs import RealKeepers, node
 from shared import record
 
 from fedcgd import Participation
-from fedcgd.keepers import Keepers, masks
+from fedcgd.keepers import masks
 from fedcgd.keepers.masks import SEED_BYTES
 from fedcgd.ledger import verify
 from fedcgd_flower import IncompleteRunError
@@ -79,16 +79,6 @@ def test_what_is_known_survives_a_restart() -> None:
     assert again.spent({"a", "b"}) == again.left_out == set()
     again.released({"b", "c"})
     assert again.left_out == {"a"}
-
-
-def test_rounds_that_keepers_failed_suspect_no_node_and_end_the_run_too() -> None:
-    suspects = NodeSuspects(1)
-    for _ in range(3):
-        assert not suspects.gives_up
-        suspects.spent(())
-    assert suspects.gives_up.startswith("3 rounds in a row are spent without a release")
-    suspects.released({"a"})
-    assert not suspects.gives_up
 
 
 def random_residues(request: Message, reply: Message) -> Message:
@@ -206,7 +196,3 @@ def test_a_cohort_that_one_node_hosts_is_spread_over_two(tmp_path: Path) -> None
     grid.nodes[2] = node(names(40)[36:], real.keepers)
     options = {"participation": Participation(rounds=8, min_separation=4), "cohort_size": 2}
     assert real.make(**options).start(grid, record(np.zeros(SIZE))).released == 8
-
-
-def test_simulated_keepers_have_a_least_number_too() -> None:
-    assert Keepers.simulation(7, 3, colluding=1, nodes=4).nodes == 4
