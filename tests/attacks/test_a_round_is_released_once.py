@@ -140,15 +140,6 @@ def test_of_two_copies_that_run_side_by_side_one_releases(tmp_path: Path, key_fi
         release(one, 2)
 
 
-def test_a_link_to_the_key_remembers_the_same_runs(tmp_path: Path, key_file: Path) -> None:
-    with opened(tmp_path / "run.db", key_file) as ledger:
-        release(ledger, 0)
-    link = tmp_path / "link.key"
-    link.symlink_to(key_file)
-    with refused("begun-before"):
-        opened(tmp_path / "lost.db", link)
-
-
 def test_a_run_that_released_nothing_may_begin_again_and_the_first_is_over(tmp_path: Path, key_file: Path) -> None:
     with opened(tmp_path / "first.db", key_file) as first:
         with opened(tmp_path / "second.db", key_file) as second:
@@ -169,13 +160,6 @@ def test_a_crash_between_ledger_and_registry_goes_on(tmp_path: Path, key_file: P
     with opened(path, key_file) as ledger:
         assert ledger.resume().round == 2
         release(ledger, 2)
-
-
-def test_another_plan_under_the_key_is_another_run(tmp_path: Path, key_file: Path) -> None:
-    longer = Plan.from_description({**PLAN.to_description(), "noise_multiplier": 3.0})
-    with opened(tmp_path / "one.db", key_file) as one, opened(tmp_path / "two.db", key_file, longer) as two:
-        release(one, 0)
-        release(two, 0)
 
 
 class FailingConnection:
@@ -245,3 +229,12 @@ def test_a_full_disk_undoes_the_release(
         assert not (tmp_path / "run.db-model-1").exists()  # nothing that was not released lies around
         release(ledger, 1)
     assert verify(path).problems == ()
+
+
+def test_a_link_to_the_key_remembers_the_same_runs(tmp_path: Path, key_file: Path) -> None:
+    with opened(tmp_path / "run.db", key_file) as ledger:
+        release(ledger, 0)
+    link = tmp_path / "link.key"
+    link.symlink_to(key_file)
+    with refused("begun-before"):
+        opened(tmp_path / "lost.db", link)

@@ -141,24 +141,6 @@ def test_the_batches_after_loading_are_those_of_the_checkpoints_run(tmp_path, mo
     assert torch.equal(next(iter(again.loader))[0], torch.stack(inputs))
 
 
-def test_a_loop_that_began_before_loading_is_over(tmp_path, monkeypatch):
-    """Its workers may have prepared batches of another run's split."""
-    run = Run(monkeypatch)
-    run.engine.save_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
-    batches = iter(run.loader)
-    run.engine.load_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
-    with refused("another loop"):
-        next(batches)
-
-
-def test_schedulers_of_noise_and_clip_norm_are_not_part_of_a_checkpoint(tmp_path, monkeypatch):
-    run = Run(monkeypatch)
-    for method in (run.engine.save_checkpoint, run.engine.load_checkpoint):
-        for name in ("noise_scheduler", "grad_clip_scheduler"):
-            with pytest.raises(ValueError, match="every round"):
-                method(path=tmp_path / "c", module=run.module, **{name: object()})
-
-
 def test_a_checkpoint_whose_noise_this_version_does_not_make_is_refused(tmp_path, monkeypatch):
     """Its rounds would be replayed as other noise, and nothing would cancel."""
     run = Run(monkeypatch)
@@ -228,3 +210,13 @@ def test_a_run_goes_on_with_the_epochs_that_it_began_with(other, tmp_path, monke
     with pytest.raises(ValueError, match="batch_size"):
         engine.load_checkpoint(path=tmp_path / "saved", module=module, optimizer=optimizer)
     assert engine.accountant.released == 0
+
+
+def test_a_loop_that_began_before_loading_is_over(tmp_path, monkeypatch):
+    """Its workers may have prepared batches of another run's split."""
+    run = Run(monkeypatch)
+    run.engine.save_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    batches = iter(run.loader)
+    run.engine.load_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    with refused("another loop"):
+        next(batches)
