@@ -2,13 +2,9 @@
 
 import pytest
 import torch
-from opacus_gradients import gradient_sum
-from oracles_gradients import clipped_sum
 from torch import Tensor, nn
 
-from fedcgd.clipping.flat_models import flatten, layout
-from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
-from fedcgd.noise.quantisation import Lattice
+from fedcgd.clipping.flat_models import layout
 from fedcgd_simulations.models.bert import SHAPES as BERT_SHAPES
 from fedcgd_simulations.models.bert import bert
 from fedcgd_simulations.models.cnn import cnn
@@ -19,7 +15,6 @@ from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, vit
 from fedcgd_simulations.models.weights import RandomWeightsWarning, weights_path
 from fedcgd_simulations.models.wideresnet import wideresnet
-from fedcgd_simulations.task import Examples, classification
 
 SMALL_VIT = Shape(patch=8, layers=2, heads=2, hidden=16, mlp=32, image=32)
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -61,36 +56,6 @@ def test_examples_of_a_batch_do_not_influence_each_other(name, monkeypatch):
         alone = torch.cat([model(inputs[i : i + 1]) for i in range(4)])
     assert together.shape == (4, 3)
     assert torch.allclose(together, alone, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "lstm"])
-def test_opacus_and_torch_agree_on_per_example_gradients(name, monkeypatch):
-    from opacus import GradSampleModule
-
-    model, inputs = small_models(monkeypatch)[name]
-    task = classification("any", lambda: None, lambda: model)
-    targets = torch.tensor([0, 1, 2, 1])
-    loss, flat, clip_norm = example_loss(model, task.loss), flatten(model), 0.05
-    ours, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=clip_norm, grid=Lattice(2.0**-30))
-    unclipped, _ = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1e6, grid=Lattice(2.0**-30))
-    sampled = GradSampleModule(model, loss_reduction="sum")
-    theirs = gradient_sum(sampled, task, Examples(inputs, targets), clip_norm, Lattice(2.0**-30))
-    assert finite == 4
-    assert 2.0**-30 * float((unclipped - ours).double().norm()) > clip_norm
-    assert torch.allclose(2.0**-30 * ours, 2.0**-30 * theirs, atol=2e-5)
-
-
-def test_the_lstm_has_the_gradients_of_one_backward_pass_per_example():
-    """Opacus' LSTM draws hooks into its state, which torch.func cannot follow; so the reference is a plain loop."""
-    from opacus import GradSampleModule
-
-    model = lstm(200, classes=3, embedding=8, hidden=8)
-    task = classification("any", lambda: None, lambda: model)
-    targets = torch.tensor([0, 1, 2, 1])
-    expected = clipped_sum(model, zip(TOKENS, targets, strict=True), 0.05, task.loss)
-    sampled = GradSampleModule(model, loss_reduction="sum")
-    ours = 2.0**-30 * gradient_sum(sampled, task, Examples(TOKENS, targets), 0.05, Lattice(2.0**-30))
-    assert torch.allclose(ours.double(), expected, atol=2e-5)
 
 
 def test_what_a_broken_backward_pass_leaves_in_the_lstm_is_forgotten():
