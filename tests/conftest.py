@@ -48,7 +48,6 @@ LONG = {
         "accounting/test_balls_in_bins.py::test_calibrated_noise_is_enough_and_less_than_without_amplification",
         "accounting/test_balls_in_bins.py::test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplification",
         "accounting/test_balls_in_bins.py::test_quick_guarantee_is_an_upper_bound_too",
-        "accounting/test_balls_in_bins_bound.py::test_calibrate_and_epsilon_undo_each_other_and_stay_near_the_draws",
         "accounting/test_balls_in_bins_draws.py::test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say",
         "accounting/test_compose.py::test_a_balls_in_bins_run_beside_a_gaussian_one_by_quadrature",
         "accounting/test_selection_of_numbers.py::test_a_plan_is_accounted_for_with_the_damped_mechanism",

@@ -241,7 +241,7 @@ def test_from_the_command_line_to_the_explanation(few_draws: None) -> None:
     assert "Monte Carlo" in said["method"]
 
 
-def test_bands_are_chosen_up_to_an_epoch_and_optimised_as_if_turns_were_an_epoch_apart(few_draws: None) -> None:
+def test_bands_are_chosen_up_to_an_epoch_and_optimised_as_if_turns_were_an_epoch_apart() -> None:
     participation = one_each(24, 6)
     assert participation.spacing == 6
     known = catalogue.mechanism("band-mf:3", Participation(rounds=24, min_separation=6))
