@@ -1,9 +1,7 @@
 """The files for containers: the installed Flower has what they start, the SuperLink has no key, and their commands make a run."""
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documented_deployment import started_by_the_page
+from documented_deployment import end
 
 from fedcgd.ledger import verify
 from fedcgd_simulations.flower_runs import APP, free_port
@@ -143,15 +141,11 @@ def test_the_commands_of_the_services_make_a_run(tmp_path: Path) -> None:
         settings = " ".join(f"{key}='{tmp_path}/{name}'" for key, name in
                             (("key-file", "noise.key"), ("ledger", "run.db"), ("results", "result.json")))  # fmt: skip
         shell(f'flwr run {APP} production --run-config "rounds=2 participations=1 {settings}"')
-        end = time.monotonic() + 600
-        while not list(tmp_path.glob("result*.json")) and time.monotonic() < end:
+        deadline = time.monotonic() + 600
+        while not list(tmp_path.glob("result*.json")) and time.monotonic() < deadline:
             time.sleep(2)
     finally:
-        while left := started_by_the_page(tmp_path / "flower"):
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.2)
+        end(tmp_path / "flower")
         for process in started:
             process.wait()
     assert (tmp_path / "result.json").exists(), (tmp_path / "server-app.log").read_text()[-4000:]
