@@ -114,17 +114,6 @@ def test_the_baseline_is_the_one_that_is_best_on_the_test_whatever_validation_sa
     assert {row.baseline.arm for row in compare(STUDY, found)} == {"DP-SGD, full batch"}
 
 
-def test_what_is_not_complete_is_not_compared(results: Path) -> None:
-    rows = Results(results / "digits.jsonl").rows()
-    lost = [
-        row for row in rows if not (row["seed"] == 1003 and row["mechanism"] == "lambda-cgd:0.9" and row["epochs"] == 5)
-    ]
-    found = tuned(STUDY, lost, CentralPoint)
-    assert compare(STUDY, found) == []
-    assert pick(STUDY, found, 1.0, ["λ-CGD, default λ"]) is None
-    assert pick(STUDY, found, 1.0, ["DP-SGD"]) is not None
-
-
 def test_the_tables(results: Path) -> None:
     head, _, *rows = table(results, "accuracy/digits")[:5]
     assert head == ["nothing is secret", "ε = 1", "ε = 2"]

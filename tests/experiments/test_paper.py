@@ -1,8 +1,5 @@
 """The paper's trainings on tiny files in the true formats: run, and gone on with."""
 
-import json
-import os
-import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -112,21 +109,3 @@ def test_every_lambda_has_rates_of_its_own_and_a_place_in_a_picture(data: Path, 
     done = CliRunner().invoke(app, ["plot", "--results", str(tmp_path), "--output", str(tmp_path / "plots")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "plots" / f"{study.name}.png").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_script_times_and_draws(data: Path, tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "simulations" / "paper.sh"
-    environment = os.environ | {"PHYSICAL_BATCH": "4", "MODELS": "cnn bert-tiny", "RUNTIME_BATCH": "4", "TURNS": "2"}
-    done = subprocess.run(
-        ["bash", str(script), str(data), str(tmp_path / "out"), "runtime", "figure-5"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    timed = [json.loads(line) for line in (tmp_path / "out" / "runtime.jsonl").read_text().splitlines()]
-    assert [record["model"] for record in timed] == ["cnn", "bert-tiny"]
-    drawn = {path.name for path in (tmp_path / "out" / "plots").iterdir()}
-    assert {"paper-correlation.png", "paper-normalisation.png", "runtime.png"} <= drawn
-    without = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
-    assert (without.returncode, "DATA" in without.stdout) == (2, True)

@@ -118,22 +118,6 @@ def test_a_slow_evaluation_is_announced_with_the_remedy(monkeypatch, caplog) -> 
     assert not caplog.text
 
 
-def test_only_so_many_test_examples_are_evaluated(tmp_path: Path, monkeypatch) -> None:
-    seen = []
-    real = server_app.evaluate
-
-    def counted(model, task, examples):
-        seen.append(len(examples))
-        return real(model, task, examples)
-
-    monkeypatch.setattr(server_app, "evaluate", counted)
-    run(tmp_path / "run.json", **{"test-examples": 7, "rounds": 1})
-    assert seen == [4, 7, 7]
-    seen.clear()
-    run(tmp_path / "run.json", **{"test-examples": 10**6, "rounds": 1})
-    assert seen == [4, 357, 357]
-
-
 def test_the_test_examples_are_drawn_by_the_seed_and_not_the_first() -> None:
     """IMDB's negatives come first: half of its test examples measured how good a model is at negatives."""
     examples = Examples(torch.arange(1000.0)[:, None], (torch.arange(1000) >= 500).long())
