@@ -20,7 +20,6 @@ from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
 from fedcgd.participation import Participation
-from fedcgd.support.choices import Method
 from fedcgd.support.numbers import as_float, plural
 
 JOINT_CONDITION = "true only if which runs there were, and how long they were, did not depend on a released model"
@@ -35,7 +34,6 @@ class PastRun:
         participation: who takes part when, over how many rounds.
         noise_multiplier: σ, noise per unit of clip norm.
         released: how many rounds are out; None for all.
-        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses.
         shared: of a copy that went its own way, after how many rounds: only the later ones count, since the first ones are
             another run's, which is composed with it.
 
@@ -48,7 +46,6 @@ class PastRun:
     participation: Participation
     noise_multiplier: float
     released: int | None = None
-    method: Method | None = None
     shared: int = 0
 
     def __post_init__(self) -> None:
@@ -69,7 +66,7 @@ class PastRun:
     @property
     def accountant(self) -> Accountant:
         """What answers for this run alone."""
-        return accountant(self.mechanism, self.participation, self.method)
+        return accountant(self.mechanism, self.participation)
 
     def gaussian_mu(self) -> Bound:
         """μ of the Gaussian mechanism that its own rounds are at most, for an adversary who knows the rounds of each user."""
