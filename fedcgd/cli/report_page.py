@@ -21,12 +21,11 @@ from fedcgd.cli.commands import ReportOptions
 from fedcgd.cli.printing import finite, printed, status, write_whole
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html, text_html
 from fedcgd.cli.usage import Exit
-from fedcgd.ledger import client_metrics
-from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.run_composition import evaluation_ledger
-from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, statement_markdown, statement_of
-from fedcgd.ledger.store import write_notes
+from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, records, statement_markdown, statement_of
+from fedcgd.ledger.store import CLIENT_METRICS, write_notes
+from fedcgd.ledger.texts import finding
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
@@ -152,7 +151,7 @@ def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
         _verdict(verdict, "good" if promised else "bad")
         + (list_html(statement["problems"]) if statement["problems"] else "")
         + (list_html(notes) if notes else "")
-        + (_verdict(client_metrics.NOT_COVERED, "bad") if statement["forwards_client_metrics"] else "")
+        + (_verdict(finding("forwarded"), "bad") if statement["forwards_client_metrics"] else "")
         + f"<div class='figures'>{figures}</div>"
         + (_plainly(statement) if promised else "")
     )
@@ -181,7 +180,7 @@ def _reasoning(statement: dict[str, Any]) -> str:
 
 MEASURED = {
     "evaluate": "The server's own evaluation. It costs nothing, if no user's data are in it.",
-    client_metrics.KIND: "Metrics of nodes, forwarded as they are: NOT differentially private, and not in any ε on this page.",
+    CLIENT_METRICS: "Metrics of nodes, forwarded as they are: NOT differentially private, and not in any ε on this page.",
 }
 
 
@@ -296,7 +295,6 @@ def _rounds(record: dict[str, Any]) -> str:
 def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
     run = record["run"]
     rows = [
-        *(("adopted", text) for text in record["verification"]["adopted"]),
         ("key", f"fingerprint {run['key_fingerprint']}" + (", SIMULATION" if run["simulated"] else "")),
         ("hash of plan and configuration", run["configuration_hash"]),
         ("report written with", ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())),

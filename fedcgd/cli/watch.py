@@ -24,8 +24,7 @@ from fedcgd.cli.commands import WatchOptions
 from fedcgd.cli.printing import console, finite, key_value_table, print_json, write_whole
 from fedcgd.cli.report_html import STYLE, grid_html, table_html
 from fedcgd.ledger.attempts import COUNTED
-from fedcgd.ledger.export import records
-from fedcgd.ledger.statement import in_unit, unit_of
+from fedcgd.ledger.statement import in_unit, records, unit_of
 from fedcgd.participation.samplings import scheme_of
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import duration

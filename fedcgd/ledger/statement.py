@@ -1,7 +1,8 @@
-"""What a run's record promises, in words: one renderer for the statement, the report and `fedcgd ledger show` and `verify`."""
+"""What a run's record holds and promises: as values for programs, and in words for the statement, the report and the commands."""
 
 import platform
 import re
+import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,16 +16,81 @@ from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
-from fedcgd.ledger.client_metrics import NOT_COVERED
-from fedcgd.ledger.export import records
-from fedcgd.ledger.keepers import RecordedKeepers
 from fedcgd.ledger.run_composition import EVALUATION_OF
+from fedcgd.ledger.store import EVALUATE_CONFIG, reader, stored_run, unpack_ids
 from fedcgd.ledger.texts import finding, refuse
-from fedcgd.ledger.verification import Verification, verify
+from fedcgd.ledger.verification import RecordedKeepers, Verification, verify
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
-from fedcgd.support.untrusted import clean
+from fedcgd.support.untrusted import clean, parse_json
+
+
+def export(path: Path | str) -> dict[str, Any]:
+    """The records of a run without user ids and models. Cohort sizes, and metrics of nodes, are not differentially private.
+
+    Args:
+        path: the ledger.
+
+    Returns:
+        JSON-able values: under `run` its settings, under `verification` what `verify` says, under `attempts` every attempt with
+        the size of its cohort, in order, under `releases` what was told with each model, under `measured` what was measured of it
+        afterwards, of which `kind`, under `skips` why rounds were not released, and under `users_by_participations` how many
+        users took part how often.
+
+    Raises:
+        ValueError: if there is no ledger.
+    """
+    found = records(path)
+    return {"run": found.pop("run"), "verification": verify(path).to_description(), **found}
+
+
+def records(path: Path | str) -> dict[str, Any]:
+    """As `export`, but for `verification`: for who verifies the ledger anyway. ValueError if there is none."""
+    with reader(path) as connection:
+        stored = stored_run(connection)
+        run = {**vars(stored.defined), **vars(stored)}
+        del run["defined"]
+        (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
+        run |= {"plan": stored.planned, "configuration": stored.settings, "simulated": bool(stored.defined.simulated)}
+        attempts = [
+            {**row, "users": len(unpack_ids(row["users"], users))}
+            for row in _rows(
+                connection, "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
+            )
+        ]
+        skips = _rows(connection, "SELECT round, at, reason FROM skips ORDER BY id")
+        histogram = dict(
+            connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
+        )
+        metrics = _rows(connection, "SELECT kind, release, data FROM metrics ORDER BY kind, release")
+        told = [
+            (row["kind"], {"release": row["release"]} | parse_json(row["data"], dict, "a metric on record"))
+            for row in metrics
+        ]
+    return {
+        "run": run,
+        "attempts": attempts,
+        "releases": [values for kind, values in told if kind == "train"],
+        "measured": [{"kind": kind} | values for kind, values in told if kind not in ("train", EVALUATE_CONFIG)],
+        "skips": skips,
+        "users_by_participations": histogram,
+    }
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> list[dict[str, Any]]:
+    """What `query` finds, by the names of its columns."""
+    found = connection.execute(query)
+    names = [column[0] for column in found.description]
+    # What is no JSON is for people to read, and may be anybody's.
+    return [
+        {
+            name: clean(value) if isinstance(value, str) and name != "data" else value
+            for name, value in zip(names, row, strict=True)
+        }
+        for row in found
+    ]
+
 
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography")
 
@@ -83,7 +149,7 @@ def statement_of(
         sound=not verification.problems,
     )
     if verification.run.forwards_client_metrics:
-        promise += f" {NOT_COVERED}"
+        promise += f" {finding('forwarded')}"
     if attacker is not None and verification.keepers is not None:
         promise += f" {_promise_of_keepers(verification.keepers)}"
     verdict = [promise] if attacker is None else _verdict(attacker, verification, run["sealed"], plan)

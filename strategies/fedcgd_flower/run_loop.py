@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcgd.ledger import client_metrics
+from fedcgd.ledger.store import CLIENT_METRICS, EVALUATE_CONFIG
 from fedcgd.support.numbers import plural
 from fedcgd_flower.evaluator import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
@@ -251,17 +251,17 @@ class RunLoop:
     def _evaluate_on_clients(self, result: RunResult) -> None:
         """Have clients evaluate the last released model as the inner strategy does, if their metrics are forwarded."""
         strategy, release, ledger = self.strategy, self.rounds.releases, self.rounds.ledger
-        given, saved = self.evaluate_config, ledger.metrics(client_metrics.CONFIG)
+        given, saved = self.evaluate_config, ledger.metrics(EVALUATE_CONFIG)
         config = ConfigRecord(dict(given))
         if saved:  # what the inner strategy has made of it so far
             config = EditedConfig.from_description(saved[0]).for_next_round(given)
         messages = list(strategy.configure_evaluate(release, result.arrays, config, self.grid))
         if dict(config) != dict(given):
-            ledger.record_metrics(client_metrics.CONFIG, 0, EditedConfig(given, config).to_description())
+            ledger.record_metrics(EVALUATE_CONFIG, 0, EditedConfig(given, config).to_description())
         if not messages:
             return
         replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
-        self._keep(client_metrics.KIND, result, strategy.aggregate_evaluate(release, replies))
+        self._keep(CLIENT_METRICS, result, strategy.aggregate_evaluate(release, replies))
 
     def _evaluate_privately(self, result: RunResult) -> None:
         """Have users evaluate the last released model, if that is due and not done."""
@@ -309,6 +309,6 @@ def _kinds(result: RunResult) -> dict[str, dict[int, MetricRecord]]:
     """Where the metrics that the ledger keeps by kind are in the result."""
     return {
         "train": result.train_metrics_clientapp,
-        client_metrics.KIND: result.evaluate_metrics_clientapp,
+        CLIENT_METRICS: result.evaluate_metrics_clientapp,
         "evaluate": result.evaluate_metrics_serverapp,
     }

@@ -8,8 +8,8 @@ from typing import Any
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd.ledger import JointBudget
-from fedcgd.ledger.client_metrics import FORWARDED
 from fedcgd.ledger.run_composition import EVALUATION
+from fedcgd.ledger.store import FORWARDED
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
