@@ -117,17 +117,13 @@ def compose(asked: ComposeOptions) -> int:
 
 def model(asked: ModelFileOptions) -> None:
     """Write the last released model by name: the arrays that the run trained, and no others."""
-    count = ledger.save_model(asked.path, asked.target, carried=asked.carried)
-    if asked.carried:
-        written = plural(count, "array is", "arrays are")
-        rest = f", those that were not trained as they are in {asked.carried}"
-    else:
-        written = plural(count, "trained array is", "trained arrays are")
-        rest = (
-            ". Arrays that were not trained (counters, frozen layers, fixed statistics) are not in a ledger; --carried takes "
-            "them from the model that the run began with"
-        )
-    printed(asked.json, {"arrays": count, "target": str(asked.target)}, f"{written} in {asked.target}{rest}")
+    count = ledger.save_model(asked.path, asked.target)
+    printed(
+        asked.json,
+        {"arrays": count, "target": str(asked.target)},
+        f"{plural(count, 'trained array is', 'trained arrays are')} in {asked.target}. Arrays that were not trained (counters, "
+        "frozen layers, fixed statistics) are not in a ledger: take them from the model that the run began with",
+    )
 
 
 def adopt(asked: AdoptOptions) -> None:

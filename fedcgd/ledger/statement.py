@@ -16,7 +16,7 @@ from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
-from fedcgd.ledger.run_composition import EVALUATION_OF
+from fedcgd.ledger.run_composition import BUDGET, EVALUATION_OF
 from fedcgd.ledger.store import EVALUATE_CONFIG, reader, stored_run, unpack_ids
 from fedcgd.ledger.texts import finding, refuse
 from fedcgd.ledger.verification import RecordedKeepers, Verification, verify
@@ -169,7 +169,7 @@ def statement_of(
 
 def described(run: Mapping[str, Any], verification: Verification) -> dict[str, Any]:
     """What `facts` needs of a ledger's `run`, as `export` has it, and of what `verify` says of it."""
-    told, budget = verification.to_description(), verification.run.budget
+    told = verification.to_description()
     return {
         **{
             name: told[name]
@@ -186,10 +186,15 @@ def described(run: Mapping[str, Any], verification: Verification) -> dict[str, A
         "plan": run["plan"],
         "adaptive_clipping": run["configuration"].get("adaptive_clipping"),
         "identity": IDENTITIES.get(str(verification.run.identity)),
-        "joint_budget": budget
-        and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])},
+        "joint_budget": joint_budget(run["configuration"]),
         "sealed": run["sealed"],
     }
+
+
+def joint_budget(configuration: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The joint budget of a run of this configuration, without whom it counts."""
+    budget = configuration.get(BUDGET)
+    return budget and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])}
 
 
 def unit_of(configuration: Mapping[str, Any]) -> str:

@@ -144,11 +144,7 @@ REFUSALS = {
     "another-last-model": "{path} contradicts itself: its last model is number {number}, and {models:model is|models are} "
     "released; fedcgd ledger verify says what else",
     "model-without-layout": "{path} holds a model without the names and shapes of its arrays",
-    "no-model-file": "{path} cannot be read as a model: {error}",
-    "array-missing": "{path} has no array {name!r}, which the run trained; it has {names}",
-    "another-shape": "array {name!r} has shape {there} in {path}, and {here} in the run",
-    "another-suffix": "a model is a file .npz or .safetensors, got {name}",
-    "no-safetensors": "the package safetensors is not installed; pip install safetensors, or take .npz",
+    "another-suffix": "a model is written to a file .npz, got {name}",
     # Several runs
     "evaluations-alone": "{path} records the evaluations of a run whose own ledger is not named: name both",
     "evaluations-missing": "{path} is of a run that was evaluated on its users' data too, and {beside}, which says who was in "

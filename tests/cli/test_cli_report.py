@@ -98,7 +98,7 @@ def test_the_page_says_what_the_records_prove(path, tmp_path):
         assert what in page.text
     assert page.text.index("Verified: ") < page.text.index("Not verified: ")
     assert so_far.condition in page.text
-    assert "6 users" in page.text
+    assert re.search(r"asked\s*6\b", page.text)
 
 
 def test_the_page_names_nobody_runs_nothing_and_needs_no_network(path, tmp_path):
@@ -114,7 +114,7 @@ def test_the_page_names_nobody_runs_nothing_and_needs_no_network(path, tmp_path)
     assert "@import" not in text
     assert page.tags.count("h1") == 1
     drawings = [value for name, value in page.attributes if name == "aria-label"]
-    assert page.tags.count("svg") == len(drawings) == 4
+    assert page.tags.count("svg") == len(drawings) == 2
     assert all(len(meaning) > 20 for meaning in drawings)
 
 
@@ -232,20 +232,21 @@ def measured_run(path: Path) -> None:
         ledger.record_released(0, attempt, b"", metrics=found)
 
 
-def test_the_page_draws_the_clip_norm_and_the_evaluations(path, tmp_path):
+def test_the_page_has_the_clip_norm_and_the_evaluations(path, tmp_path):
     measured_run(path)
     output = tmp_path / "report.html"
     assert report(path, output).exit_code == 0
     page = Page(output.read_text())
     assert page.open == []
-    drawings = [value for name, value in page.attributes if name == "aria-label"]
-    for curve in (
-        "Plot of clip norm against releases, from 0.5 after 1 to 2.5 after 3.",
-        "Plot of accuracy against releases, from 0.6 after 1 to 0.8 after 3.",
-        "Plot of their_loss against releases, from 2.5 after 1 to 0.5 after 3.",
-        "Plot of private_accuracy against releases, from 0.71 after 3 to 0.71 after 3.",
-    ):
-        assert curve in drawings
+    for name, values in (
+        ("clip norm", "0.5 1.5 2.5"), ("accuracy", "0.6 0.7 0.8"), ("their_loss", "2.5 1.5 0.5"), ("private_accuracy", "0.71"),
+    ):  # fmt: skip
+        table = (
+            output.read_text()
+            .partition(f">release</th><th scope='col' class=number>{name}</th>")[2]
+            .partition("</table>")[0]
+        )
+        assert re.findall(r"<td class=number>([0-9.]+)</td>", table)[1::2] == values.split()
     assert "NOT differentially" in page.text
     own = PLAN.guarantee()
     assert own.method in page.text

@@ -131,8 +131,6 @@ MISTAKES = [
     (["keeper", "verify", "court"], "each record is NAME=FILE"),
     (["keeper", "show", "missing.toml"], "missing.toml"),
     (["report", "run.db", "-o", "report.pdf"], "must end in .html, .md, .json"),
-    (["account", "run.db"], "fedcgd report run.db -o report.html"),
-    (["account", "run.db", *SMALL[1:]], "fedcgd report run.db -o report.html"),
 ]  # fmt: skip
 
 
