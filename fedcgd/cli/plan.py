@@ -25,7 +25,6 @@ from fedcgd.planning import (
     recommended,
     rehearse,
     verdict,
-    with_more_participations,
 )
 from fedcgd.planning.planner import as_part, as_ratio
 from fedcgd.planning.rehearsal import Train
@@ -68,10 +67,6 @@ def plan(asked: PlanOptions) -> None:
         )
         if asked.plot is not None:
             draw(asked.plot, question, _frontier(question, say))
-        more = None
-        if train is None and not is_hopeless(ranked):
-            say("twice the participations")
-            more = with_more_participations(question, ranked)
     if asked.json:
         print_json(
             budget(asked.epsilon, asked.delta)
@@ -81,11 +76,10 @@ def plan(asked: PlanOptions) -> None:
                 if train is not None
                 else {"verdict": verdict(ranked), "expectation": expectation(recommended(ranked))}
             )
-            | ({} if more is None else {"loss_with_twice_the_participations": more.outcome.loss})
             | {"users": asked.users, "recipes": [figures(one, question, asked.clip_norm) for one in ranked]}
         )
     else:
-        show(ranked, question, asked.clip_norm, more)
+        show(ranked, question, asked.clip_norm)
 
 
 def _linear(classes: int | None, features: int | None, mean_share: float) -> LinearModel | None:
@@ -160,10 +154,8 @@ def _model(question: PlanningProblem) -> str:
     return f"a network, hidden layers: {question.hidden_layers}"
 
 
-def show(
-    ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: float, more: PlannedRecipe | None = None
-) -> None:
-    """The recipes as a table, and one as Python and as a run configuration; `more` has twice the participations."""
+def show(ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: float) -> None:
+    """The recipes as a table, and one as Python and as a run configuration."""
     secret = " or ".join(question.secret) or "none"
     console.print(
         f"{question.users} users, at most {question.participations} participations each; samplings that can be secret: {secret}; "
@@ -213,12 +205,6 @@ def show(
             console.print("So no recipe is recommended or printed as a program. With --json all are printed.")
             return
         console.print(expectation(recommended(ranked)), soft_wrap=True, highlight=False)
-        if more is not None:
-            console.print(
-                f"More participations are more work, at the same ε and δ: with --participations {2 * question.participations}, "
-                f"{more.recipe.mechanism} (without amplification) leaves {as_part(more.outcome.loss)} of the loss.",
-                soft_wrap=True, highlight=False,
-            )  # fmt: skip
     chosen = ranked[0] if rehearsed else recommended(ranked)
     which = "The first recipe" if chosen is ranked[0] else f"The simplest recipe that is as good ({chosen.kind})"
     for title, text in (
