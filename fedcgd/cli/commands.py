@@ -86,7 +86,6 @@ class PlanOptions(OutputOptions, ProxyOptions, ModelOptions, BudgetOptions):
         max_rounds: The most rounds. Default: 4000.
         buffers: How many vectors of the model's size there is memory for, to correlate noise.
         clip_norm: L2 norm that each user's update is clipped to; learning rates are printed for it.
-        plot: Also draw the expected loss against participations, a curve for each kind, into this PNG or SVG.
     """
 
     users: int
@@ -96,7 +95,6 @@ class PlanOptions(OutputOptions, ProxyOptions, ModelOptions, BudgetOptions):
     max_rounds: int | None = None
     buffers: int = 32
     clip_norm: float = 1.0
-    plot: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """`fedcgd plan`: whole recipes, best first."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.commands import PlanOptions
 from fedcgd.cli.options import function_named
-from fedcgd.cli.printing import budget, check_plot, console, drawn, print_json, status
+from fedcgd.cli.printing import budget, console, print_json, status
 from fedcgd.planning import (
     LinearModel,
     PlannedRecipe,
@@ -37,7 +37,6 @@ METHOD = "that of the sampling's accountant, which plan.guarantee() names"
 
 def plan(asked: PlanOptions) -> None:
     """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate."""
-    check_plot(asked.plot)
     as_clip_norm(asked.clip_norm)
     question = PlanningProblem(
         users=asked.users, epsilon=asked.epsilon, delta=asked.delta, secret=tuple(asked.secret or ()),
@@ -65,8 +64,6 @@ def plan(asked: PlanOptions) -> None:
                 progress=say,
             )
         )
-        if asked.plot is not None:
-            draw(asked.plot, question, _frontier(question, say))
     if asked.json:
         print_json(
             budget(asked.epsilon, asked.delta)
@@ -216,28 +213,3 @@ def show(ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: 
     ):
         console.print(f"\n[bold]{title}[/bold]")
         console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-def _frontier(question: PlanningProblem, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
-    """For each kind, (participations, the least expected loss of at most so many)."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for k in sorted({k for k in (1, 2, 5, 10, 20, 50, 100) if k < question.participations} | {question.participations}):
-        say(f"the picture, {k} participations")
-        for one in plan_recipes(replace(question, participations=k)):
-            points = curves.setdefault(one.kind, [])
-            points.append((k, min([one.outcome.loss, *(loss for _, loss in points)])))
-    return curves
-
-
-def draw(path: Path, question: PlanningProblem, curves: dict[str, list[tuple[int, float]]]) -> None:
-    """Expected loss against participations, one curve a kind, into the image file `path`."""
-    with drawn(path, 7, 4.5) as figure:
-        axes = figure.add_subplot(xscale="log", xlabel="participations of a user, at most", ylabel="excess loss")
-        for (kind, points), marker in zip(curves.items(), "osv^D*Px<>", strict=False):
-            axes.plot(*zip(*points, strict=True), marker=marker, label=kind)
-        every = sorted({k for points in curves.values() for k, _ in points})
-        axes.set_xticks(every, [str(k) for k in every])
-        axes.set_xticks([], minor=True)
-        axes.set_ylim(bottom=0)
-        axes.set_title(f"{question.users} users, ε = {question.epsilon:g}, δ = {question.delta:g} (zero out one user)")
-        axes.legend()

@@ -3,7 +3,6 @@
 import json as json_module
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
@@ -31,17 +30,8 @@ from fedcgd.plan import Plan
 FORMATS = (".html", ".md", ".json")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a page has room and time for."""
-
-    points: int = 60
-    """Of the plot of ε: each is a bound of its own."""
-    attempts: int = 500
-    """Rows of the table of attempts."""
-
-
-LIMITS = Limits()
+POINTS = 60
+"""Of the plot of ε: each is a bound of its own."""
 
 
 def report(asked: ReportOptions) -> int:
@@ -240,14 +230,7 @@ def _rounds(record: dict[str, Any]) -> str:
     body = table_html(rows)
     if reasons:
         body += grid_html(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,))
-    listed = [
-        (str(a["round"] + 1), str(a["attempt"] + 1), a["state"], str(a["users"]), day(a["planned"]))
-        for a in attempts[: LIMITS.attempts]
-    ]
-    table = grid_html(("round, from 1", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
-    if len(attempts) > LIMITS.attempts:
-        table = f"<p>The first {LIMITS.attempts}; <code>fedcgd ledger show --json</code> has all.</p>{table}"
-    return body + f"<details><summary>Every attempt</summary>{table}</details>"
+    return body + "<p><code>fedcgd ledger show --json</code> has every attempt.</p>"
 
 
 def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
@@ -302,13 +285,11 @@ def _plots(plan: Plan, released: int) -> str:
     if plan.noiseless:
         return "<p>There is no noise, and ε is ∞ from the first release on.</p>"
     rounds = plan.participation.rounds
-    at = sorted(
-        {round(t) for t in np.linspace(1, rounds, min(LIMITS.points, rounds))} | ({released} if released else set())
-    )
+    at = sorted({round(t) for t in np.linspace(1, rounds, min(POINTS, rounds))} | ({released} if released else set()))
     quick = [plan.quick_guarantee(released=t) for t in at]
     spent = [each.epsilon for each in quick]
     figure, axes = axes_of(3.2)
-    axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= LIMITS.points else "default")
+    axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= POINTS else "default")
     axes.axhline(plan.guarantee().epsilon, color="#4c515e", ls="--", lw=1)
     if released:
         axes.axvline(released, color="#c4500a", lw=1.2)

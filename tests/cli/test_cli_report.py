@@ -98,7 +98,7 @@ def test_the_page_says_what_the_records_prove(path, tmp_path):
         assert what in page.text
     assert page.text.index("Verified: ") < page.text.index("Not verified: ")
     assert so_far.condition in page.text
-    assert re.search(r"asked\s*6\b", page.text)
+    assert "asked6" in page.text
 
 
 def test_the_page_names_nobody_runs_nothing_and_needs_no_network(path, tmp_path):

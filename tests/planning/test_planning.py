@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from flwr.serverapp.strategy import FedAvgM
-from matplotlib.figure import Figure
 from torch.utils.data import DataLoader
 
 from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.cli import app
-from fedcgd.cli.plan import _frontier, draw
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, matrix
 from fedcgd.optimisation import catalogue
 from fedcgd.planning import (
@@ -477,8 +475,8 @@ def test_the_command_prints_a_table_python_and_a_run_configuration() -> None:
         assert words in result.stdout
 
 
-def test_json_and_picture(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, [*ASK, "--json", "--clip-norm", "2", "--plot", str(tmp_path / "frontier.svg")])
+def test_json() -> None:
+    result = CliRunner().invoke(app, [*ASK, "--json", "--clip-norm", "2"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["users"] == 600
@@ -492,24 +490,6 @@ def test_json_and_picture(tmp_path: Path) -> None:
         }
     )
     assert best["learning_rate"] == pytest.approx(best["progress"] / unit_progress(recipe) / 2)
-    assert "<svg" in (tmp_path / "frontier.svg").read_text()
-
-
-def test_the_picture_says_what_it_is_of_and_no_curve_rises(monkeypatch) -> None:
-    figure = Figure()
-    monkeypatch.setattr("fedcgd.cli.plan.drawn", lambda *_: contextlib.nullcontext(figure))
-    problem = PlanningProblem(
-        users=45_000, epsilon=3.0, delta=1e-5, participations=3, model=LinearModel(classes=10, features=300)
-    )
-    curves = _frontier(problem, lambda _: None)
-    draw(Path("some.svg"), problem, curves)
-    [axes] = figure.axes
-    assert axes.get_title() == "45000 users, ε = 3, δ = 1e-05 (zero out one user)"
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "3"]
-    assert {line.get_label() for line in axes.lines} == set(curves)
-    assert len(curves) == 4
-    for line in axes.lines:
-        assert (np.diff(line.get_ydata()) <= 0).all()
 
 
 def test_a_spectrum_is_not_called_public_silently(tmp_path: Path) -> None:
