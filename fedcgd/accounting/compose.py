@@ -19,7 +19,6 @@ from fedcgd.accounting.guarantee import ADJACENCY, LEAST_DELTA, check_delta, che
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation
-from fedcgd.support.choices import Method
 from fedcgd.support.numbers import as_float, plural
 
 JOINT_CONDITION = "true only if which runs there were, and how long they were, did not depend on a released model"
@@ -34,7 +33,6 @@ class PastRun:
         participation: who takes part when, over how many rounds.
         noise_multiplier: σ, noise per unit of clip norm.
         released: how many rounds are out; None for all.
-        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses.
 
     Raises:
         ValueError: for numbers out of range.
@@ -44,7 +42,6 @@ class PastRun:
     participation: Participation
     noise_multiplier: float
     released: int | None = None
-    method: Method | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", as_float("noise_multiplier", self.noise_multiplier))
@@ -58,7 +55,7 @@ class PastRun:
     @property
     def accountant(self) -> Accountant:
         """What answers for this run alone."""
-        return accountant(self.mechanism, self.participation, self.method)
+        return accountant(self.mechanism, self.participation)
 
     def gaussian_mu(self) -> Bound:
         """μ of the Gaussian mechanism that it is at most, for an adversary who knows the rounds of each user."""

@@ -21,7 +21,7 @@ from fedcgd.cli.options import (
     completed_mechanisms,
 )
 from fedcgd.participation.samplings import SECRET_SAMPLINGS
-from fedcgd.support.choices import LambdaObjective, Method
+from fedcgd.support.choices import LambdaObjective
 
 File = Annotated[Path, Argument()]
 
@@ -106,15 +106,12 @@ class QuestionOptions:
         delta: Failure probability δ; well below 1 / number of users.
         noise_multiplier: σ, noise per unit of clip norm.
         released: For the first rounds only; holds if their number does not depend on what they released.
-        method: Of balls-in-bins: by Monte Carlo samples, that mislead with probability 1e-12 (part of δ); or deterministic, in
-            minutes. Default: deterministic for dp-sgd, where that takes seconds, and else Monte Carlo.
     """
 
     epsilon: EpsilonIfAny = None
     delta: DeltaIfAny = None
     noise_multiplier: float | None = None
     released: int | None = None
-    method: Method | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,6 @@ def show(asked: ShowOptions) -> None:
     rows = [
         ("created", str(run["created"])),
         *facts(described(run, verification)),
-        *([("not covered by ε", finding("forwarded"))] if verification.run.forwards_client_metrics else []),
         ("key", f"fingerprint {run['key_fingerprint']}"),
         *(("note", text) for text in verification.notes),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
@@ -72,8 +71,6 @@ def verify(asked: VerifyOptions) -> int:
     else:
         for name, value in facts(described(run, verification)):
             console.print(f"{name}: {escape(clean(value, MOST_SHOWN))}", soft_wrap=True)
-        if verification.run.forwards_client_metrics:
-            note("Not private", finding("forwarded"))
         unknown = finding("no-register") if register is None else None
         for told in filter(None, (*verification.notes, verification.delta_note, unknown)):
             note("Note", told, "yellow")

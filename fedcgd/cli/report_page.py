@@ -23,8 +23,7 @@ from fedcgd.cli.usage import Exit
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.run_composition import evaluation_ledger
 from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, records, statement_markdown, statement_of
-from fedcgd.ledger.store import CLIENT_METRICS, write_notes
-from fedcgd.ledger.texts import finding
+from fedcgd.ledger.store import write_notes
 from fedcgd.plan import Plan
 
 FORMATS = (".html", ".md", ".json")
@@ -137,7 +136,6 @@ def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
         _verdict(verdict, "good" if promised else "bad")
         + (list_html(statement["problems"]) if statement["problems"] else "")
         + (list_html(notes) if notes else "")
-        + (_verdict(finding("forwarded"), "bad") if statement["forwards_client_metrics"] else "")
         + f"<div class='figures'>{figures}</div>"
         + (_plainly(statement) if promised else "")
     )
@@ -166,7 +164,6 @@ def _reasoning(statement: dict[str, Any]) -> str:
 
 MEASURED = {
     "evaluate": "The server's own evaluation. It costs nothing, if no user's data are in it.",
-    CLIENT_METRICS: "Metrics of nodes, forwarded as they are: NOT differentially private, and not in any ε on this page.",
 }
 
 

@@ -17,7 +17,7 @@ from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
 from fedcgd.ledger.run_composition import BUDGET, EVALUATION_OF
-from fedcgd.ledger.store import EVALUATE_CONFIG, reader, stored_run, unpack_ids
+from fedcgd.ledger.store import reader, stored_run, unpack_ids
 from fedcgd.ledger.texts import finding, refuse
 from fedcgd.ledger.verification import RecordedKeepers, Verification, verify
 from fedcgd.participation import Participation
@@ -72,7 +72,7 @@ def records(path: Path | str) -> dict[str, Any]:
         "run": run,
         "attempts": attempts,
         "releases": [values for kind, values in told if kind == "train"],
-        "measured": [{"kind": kind} | values for kind, values in told if kind not in ("train", EVALUATE_CONFIG)],
+        "measured": [{"kind": kind} | values for kind, values in told if kind != "train"],
         "skips": skips,
         "users_by_participations": histogram,
     }
@@ -104,8 +104,8 @@ def privacy_statement(
     guarantee for all planned rounds, `with_evaluations` for those and all private evaluations of the run (None
     if it has none), `so_far` for the rounds released: it holds under its `condition` only.
     `notes` say what contradicts nothing and has to be known: noised sums that were no release, a δ that is large for the users.
-    `sound` says whether the records agree with each other and with the plan, `private` whether that holds and everything that the
-    run tells is covered. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
+    `sound` says whether the records agree with each other and with the plan, `private` whether that holds and the
+    noise has a secret key. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
     `register` is as in `verify`. ValueError also for the ledger of a run's evaluations.
     """
     verification = verify(path, register=register)
@@ -148,14 +148,12 @@ def statement_of(
         simulated=verification.run.simulated,
         sound=not verification.problems,
     )
-    if verification.run.forwards_client_metrics:
-        promise += f" {finding('forwarded')}"
     if attacker is not None and verification.keepers is not None:
         promise += f" {_promise_of_keepers(verification.keepers)}"
     verdict = [promise] if attacker is None else _verdict(attacker, verification, run["sealed"], plan)
     return found | {
         "statement": in_unit(promise, found["unit"]),
-        "private": attacker is not None and not verification.run.forwards_client_metrics,
+        "private": attacker is not None,
         "notes": [*verification.notes, *filter(None, [large]), *([] if compared else [finding("no-register")])],
         "attacker": None if attacker is None else asdict(attacker),
         "reasoning": _reasoning(plan, found["adaptive_clipping"], found["unit"]),
@@ -171,10 +169,7 @@ def described(run: Mapping[str, Any], verification: Verification) -> dict[str, A
     """What `facts` needs of a ledger's `run`, as `export` has it, and of what `verify` says of it."""
     told = verification.to_description()
     return {
-        **{
-            name: told[name]
-            for name in ("simulated", "noiseless", "forwards_client_metrics", "keepers", "with_evaluations")
-        },
+        **{name: told[name] for name in ("simulated", "noiseless", "keepers", "with_evaluations")},
         "unit": unit_of(run["configuration"]),
         "sound": not verification.problems,
         "problems": list(verification.problems),

@@ -106,11 +106,6 @@ _LATER = {
 
 KEEPERS = "keepers"  # in a run's configuration: how many, how many may collude or be away, and who they are
 MOST_KEEPERS = 64
-FORWARDED = "forward_client_metrics"  # in a run's configuration, where metrics of its users' data have no noise
-CLIENT_METRICS = "evaluate on clients"  # the kind of those metrics on record
-EVALUATE_CONFIG = (
-    "evaluate_config"  # of metrics, under release 0: the evaluation's configuration after the inner strategy
-)
 
 _CONFIGURATION: dict[Any, Any] = {
     "budget": Optional({"epsilon": float, "delta": float, "after": {str: dict}}),

@@ -219,8 +219,6 @@ PROBLEMS = {
 """Reason → what contradicts the rest of the records."""
 
 NOTES = {
-    "forwarded": "Metrics that clients measure on their users' data are forwarded as they are (forward_client_metrics=True): "
-    "they have no noise, and no ε covers them.",
     "no-register": "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator"
     " has it beside the key (noise.key.runs): --register FILE",
     "adopted": "on {at}, after {rounds:round|rounds}, its operator declared this the latest ledger of the run: the key's "

@@ -22,8 +22,6 @@ from fedcgd.ledger.run_composition import (
     with_evaluations_by_collusion,
 )
 from fedcgd.ledger.store import (
-    CLIENT_METRICS,
-    FORWARDED,
     KEEPERS,
     MOST_KEEPERS,
     StoredRun,
@@ -80,7 +78,6 @@ class RunFacts:
 
     Attributes:
         simulated: whether the key came from a simulation seed: then the run is not private, whatever ε says.
-        forwards_client_metrics: whether metrics of its users' data are reported without noise: no ε covers those.
         identity: "declared" or "authenticated", what tells one user from another; None for a run without nodes.
         budget: the joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by
             their streams. Who was in those, their ledgers say: `joint` of them all checks the budget.
@@ -90,7 +87,6 @@ class RunFacts:
     """
 
     simulated: bool
-    forwards_client_metrics: bool
     identity: str | None
     budget: dict[str, Any] | None
     users: int
@@ -187,8 +183,6 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         differing, asked = ([], []) if register is None else _compare_with_register(connection, run, Path(register))
         facts = RunFacts(
             simulated=bool(run.defined.simulated),
-            # Also where only the metrics say so.
-            forwards_client_metrics=bool(settings.get(FORWARDED) or _count(connection, CLIENT_METRICS)),
             identity=settings.get("identity") and clean(settings["identity"]),
             budget=settings.get(BUDGET),
             users=users,
@@ -208,12 +202,6 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         problems=(*problems, *differing, *of_keepers, *changed),
         notes=(*notes, *asked, *missing),
     )
-
-
-def _count(connection: sqlite3.Connection, kind: str) -> int:
-    """How many metrics of this kind are on record."""
-    count: int = connection.execute("SELECT count(*) FROM metrics WHERE kind = ?", (kind,)).fetchone()[0]
-    return count
 
 
 def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, Any]) -> list[Finding]:

@@ -2,9 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
-from functools import partial
 
 from flwr.serverapp import Grid
 
@@ -16,7 +15,7 @@ from fedcgd.participation.history import History
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.grid import kind_of
-from fedcgd_flower.noise_provider import NoiseProvider
+from fedcgd_flower.noise_provider import ServerNoise
 from fedcgd_flower.settings import EXPECTED_USERS, RunSettings, users_needed
 from fedcgd_flower.users import NodeIds, UserDirectory, balance_users, nodes_of_all
 
@@ -50,28 +49,13 @@ class Draw:
         return cohort(self.participation, self.round, users, self.history, cohort_size=size, key=self.key)
 
     def at_nodes(
-        self,
-        nodes: Mapping[str, NodeIds],
-        directory: UserDirectory,
-        noise: NoiseProvider,
-        drawn: Callable[[Set[str]], list[str] | None],
-        avoid: Collection[int] = (),
+        self, users: list[str] | None, nodes: Mapping[str, NodeIds], least: int, avoid: Collection[int] = ()
     ) -> dict[str, int] | None:
-        """Each user whom `drawn` draws of those at `nodes`, and the node at which it is asked; None if too few are there.
+        """Each of the cohort `users`, and the node at which it is asked; they are at `least` nodes, if that can be.
 
-        They are at as many nodes as the noise needs, if that can be, and none of those that are held back.
+        None if there is no cohort.
         """
-        chosen: dict[str, int] | None = None
-        for held_back in noise.held_back():
-            there = directory.without(nodes, held_back)
-            users = drawn(there.keys())
-            if users is None:
-                chosen = None
-                continue
-            chosen = balance_users(self._spread(users, there, noise.least_nodes), there, avoid=avoid)
-            if len(set(chosen.values())) >= noise.least_nodes:
-                break
-        return chosen
+        return None if users is None else balance_users(self._spread(users, nodes, least), nodes, avoid=avoid)
 
     def _spread(self, users: list[str], nodes: Mapping[str, NodeIds], least: int) -> list[str]:
         """The cohort `users`, with some of other nodes in place of a few, so that it is at `least` nodes, if that can be."""
@@ -107,8 +91,8 @@ class Draw:
 class CohortSelector:
     """Draws a run's cohorts from the users who are there, and remembers who is silent in a round."""
 
-    def __init__(self, settings: RunSettings) -> None:
-        self.admission: Admission | None = None
+    def __init__(self, settings: RunSettings, admission: Admission | None) -> None:
+        self.admission = admission
         """Whose earlier runs leave too little of the joint budget."""
         self.over_budget = 0
         """How many of them were there at the last look."""
@@ -128,7 +112,7 @@ class CohortSelector:
             self._lost.add(lost)
 
     def wait_for(
-        self, round: int, grid: Grid, directory: UserDirectory, ledger: Ledger, noise: NoiseProvider
+        self, round: int, grid: Grid, directory: UserDirectory, ledger: Ledger, noise: ServerNoise
     ) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
 
@@ -145,8 +129,8 @@ class CohortSelector:
             may_begin = round > 0 or self._may_begin(len(nodes), directory, grid)
             chosen = None
             if may_begin:
-                drawn = partial(self._drawn, draw)
-                chosen = draw.at_nodes(nodes, directory, noise, drawn, avoid=self._doubtful(nodes))
+                drawn = self._drawn(draw, nodes.keys())
+                chosen = draw.at_nodes(drawn, nodes, noise.least_nodes, avoid=self._doubtful(nodes))
             if chosen is not None:
                 return chosen
             now = time.monotonic()

@@ -1,10 +1,7 @@
 """What a run promises, in words for the operator: ε, of what, and under which assumptions."""
 
-import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import INFO
 
@@ -17,7 +14,8 @@ from fedcgd.mechanisms.error import error_norms
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log, log_info, log_warning
-from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation
+from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation, unsaved
+from fedcgd_flower.inner import settings as inner_settings
 from fedcgd_flower.problems import RejectionReason
 from fedcgd_flower.settings import RunSettings
 
@@ -27,11 +25,6 @@ def log_guarantee(settings: RunSettings, released: int) -> None:
     plan, cohort, adaptive = settings.plan, settings.cohort, settings.adaptive_clipping
     if plan.noiseless:
         log_warning(f"{NO_NOISE}. Clipping is as in the real run; give the plan a noise_multiplier for that")
-    if settings.forward_client_metrics:
-        log_warning(
-            "metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, and no ε covers "
-            "them. evaluation=PrivateEvaluation(…) gives private ones"
-        )
     if large := large_delta(plan.delta, max(cohort.expected_users, cohort.size), exposed=1.0):
         log_warning(large)
     log(INFO, f"\t├──> fedcgd: {plan.mechanism}, σ = {plan.noise_multiplier:.4g}, clip norm {plan.clip_norm:g}")
@@ -44,7 +37,7 @@ def log_guarantee(settings: RunSettings, released: int) -> None:
         f"\t│\t├── {plural(cohort.size, 'user', 'users')} a round ({cohort.source}), and the mean is over so many",
     )
     log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
-    log(INFO, f"\t│\t├── the ledger: {settings.ledger.absolute() if settings.ledger else 'in memory; not kept'}")
+    log(INFO, f"\t│\t├── the ledger: {settings.path.absolute() if settings.path else 'in memory; not kept'}")
     log(INFO, f"\t│\t├── this run: {epsilon_text(plan, released)}")
     log(INFO, "\t│\t└── ε so far, below, holds if nobody looks at a released model to decide when the run ends")
 
@@ -73,11 +66,15 @@ def drowned(settings: RunSettings, size: int) -> str:
 
 
 def log_inner(settings: RunSettings) -> None:
-    """Log what the inner strategy says of itself, and what of it does not apply here."""
+    """Log the inner strategy with what of it changes training, and what of it does not apply here."""
     inner, expected_users = settings.inner, settings.cohort.expected_users
-    log(INFO, "\t├──> Inner strategy:")
-    with _hidden(_NOT_USED):
-        inner.summary()
+    rates = ", ".join(f"{name} = {value}" for name, value in inner_settings(inner)["training"].items())
+    log(INFO, f"\t├──> Inner strategy: {type(inner).__name__}({rates})")
+    if held := unsaved(inner):
+        log_info(
+            f"{', '.join(held)} of {type(inner).__name__} cannot be saved with a release: what a round changes in it is lost "
+            "where the run is resumed. Give the strategy state() and restore(state) if that matters"
+        )
     if not _is_flowers(getattr(inner, "train_metrics_aggr_fn", None)):
         log_warning("train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
     if type(inner).start is not Strategy.start:
@@ -94,30 +91,11 @@ def log_inner(settings: RunSettings) -> None:
             f"min_available_nodes = {available} is not waited for, because expected_users = {expected_users} was given"
         )
     fraction = getattr(inner, "fraction_evaluate", 1.0)
-    if fraction and settings.evaluation is None and not settings.forward_client_metrics:
+    if fraction and settings.evaluation is None:
         log_info(
             f"evaluation on clients (fraction_evaluate = {fraction:g}) is left out, because ε does not cover it; "
             "evaluation=PrivateEvaluation(…) measures with noise, and fraction_evaluate=0 says that none is wanted"
         )
-
-
-_NOT_USED = ("Sampling:", "Fraction:", "Minimum", "Weighted by")
-"""In lines of Flower's strategies about what the plan decides here: who is asked, how many, and that each user counts once."""
-
-
-@contextmanager
-def _hidden(words: Collection[str]) -> Iterator[None]:
-    """Without the lines of Flower's log that hold one of `words`."""
-
-    def shown(record: logging.LogRecord) -> bool:
-        return not any(word in str(record.msg) for word in words)
-
-    logger = logging.getLogger("flwr")
-    logger.addFilter(shown)
-    try:
-        yield
-    finally:
-        logger.removeFilter(shown)
 
 
 def _is_flowers(function: object) -> bool:

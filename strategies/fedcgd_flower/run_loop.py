@@ -11,13 +11,11 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcgd.ledger.store import CLIENT_METRICS, EVALUATE_CONFIG
 from fedcgd.support.numbers import plural
-from fedcgd_flower.evaluator import Evaluator
+from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
-from fedcgd_flower.grid import receive, send_and_receive
-from fedcgd_flower.inner_state import EditedConfig
-from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
+from fedcgd_flower.grid import receive
+from fedcgd_flower.layout import Layout, flatten, unflatten
 from fedcgd_flower.problems import HINTS, RejectionReason
 from fedcgd_flower.reporting import RoundReport, config_text, drowned, epsilon_text, metrics_text
 from fedcgd_flower.round import TrainingRounds
@@ -38,8 +36,8 @@ class ReleaseEvent:
         arrays: the whole model, as in the result.
         train_metrics: the ε spent, as `train_metrics_clientapp` of the result has it.
         evaluate_metrics_serverapp: what `evaluate_fn` measured; None if there is none, or it returned None.
-        evaluate_metrics_clientapp: what users measured: with noise if it is a `PrivateEvaluation`, without if metrics of clients
-            are forwarded; None if this release was not evaluated.
+        evaluate_metrics_clientapp: what users measured, with the noise of the `PrivateEvaluation`; None if this release was not
+            evaluated.
     """
 
     release: int
@@ -139,12 +137,6 @@ class RunLoop:
             self.rounds.check_inner(initial_arrays, self.train_config)
             if loud := drowned(self.rounds.settings, layout.size):
                 log_warning(loud)
-            if pairs := equal_arrays(initial_arrays, layout):
-                one, other = pairs[0]
-                log_warning(
-                    f"the arrays {one} and {other} are equal. If they are one tensor of the model, it would be clipped and "
-                    "noised twice: begin with initial_arrays=arrays_of(model), which has it once. If one is a copy, all is well"
-                )
         if run.model is None:
             return result
         recorded = Layout.from_json(run.layout)
@@ -181,8 +173,6 @@ class RunLoop:
             log(INFO, f"Release {rounds.releases}: {rounds.report.notes[0]}")
         self._evaluate_privately(result)  # if the server died before it could
         asked_for_less = num_rounds is not None and num_rounds < result.planned - rounds.releases
-        if num_rounds is not None and num_rounds > result.planned:
-            log_warning(f"num_rounds is {num_rounds}, and the plan ends after {result.planned}")
         tries = failures = 0
         failure = ""
         most_tries = num_rounds if asked_for_less else None
@@ -195,7 +185,6 @@ class RunLoop:
                 released = self._try_round(result)
                 if released:
                     self._evaluate_privately(result)
-                    self._evaluate_on_clients(result)
                     self._evaluate(result)
                     self._call_on_release(result, on_release)
             except BaseException:
@@ -248,21 +237,6 @@ class RunLoop:
         if self.evaluate_fn is not None:
             self._keep("evaluate", result, self.evaluate_fn(self.rounds.releases, result.arrays))
 
-    def _evaluate_on_clients(self, result: RunResult) -> None:
-        """Have clients evaluate the last released model as the inner strategy does, if their metrics are forwarded."""
-        strategy, release, ledger = self.strategy, self.rounds.releases, self.rounds.ledger
-        given, saved = self.evaluate_config, ledger.metrics(EVALUATE_CONFIG)
-        config = ConfigRecord(dict(given))
-        if saved:  # what the inner strategy has made of it so far
-            config = EditedConfig.from_description(saved[0]).for_next_round(given)
-        messages = list(strategy.configure_evaluate(release, result.arrays, config, self.grid))
-        if dict(config) != dict(given):
-            ledger.record_metrics(EVALUATE_CONFIG, 0, EditedConfig(given, config).to_description())
-        if not messages:
-            return
-        replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
-        self._keep(CLIENT_METRICS, result, strategy.aggregate_evaluate(release, replies))
-
     def _evaluate_privately(self, result: RunResult) -> None:
         """Have users evaluate the last released model, if that is due and not done."""
         evaluator, release = self.evaluator, self.rounds.releases
@@ -309,6 +283,5 @@ def _kinds(result: RunResult) -> dict[str, dict[int, MetricRecord]]:
     """Where the metrics that the ledger keeps by kind are in the result."""
     return {
         "train": result.train_metrics_clientapp,
-        CLIENT_METRICS: result.evaluate_metrics_clientapp,
         "evaluate": result.evaluate_metrics_serverapp,
     }

@@ -263,12 +263,6 @@ class UserDirectory:
                 "you do not know these people to be there, it invents them: register the nodes, and say who is where (hosts=)"
             )
 
-    def without(self, nodes: Mapping[str, NodeIds], held_back: AbstractSet[str]) -> Mapping[str, NodeIds]:
-        """Whom to ask of `nodes`, as `refresh` gave them, where nodes of these names (`node_name`) are held back."""
-        ids = {node_id for node_id, name in self.names.items() if node_name(node_id, name) in held_back}
-        found = ((user, tuple(node_id for node_id in where if node_id not in ids)) for user, where in nodes.items())
-        return {user: where for user, where in found if where} if ids else nodes
-
     def _registered(self, names: Mapping[int, str]) -> dict[int, str]:
         """The nodes that have a name. Raises ValueError if there are nodes and none of them has."""
         registered = {node_id: name for node_id, name in names.items() if name}

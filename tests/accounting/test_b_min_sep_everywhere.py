@@ -39,7 +39,6 @@ def test_from_the_command_line(few_draws: None) -> None:
     [
         (["--participations", "5"], "participations must be in 1 … 4, the rounds that fit 3 apart; got 5"),
         ([], "needs --sampling-rate"),
-        (["--sampling-rate", "0.1", "--method", "deterministic"], "leave --method out"),
     ],
 )
 def test_what_is_refused(words: list[str], message: str) -> None:
@@ -88,7 +87,6 @@ def test_the_explanation_says_what_the_scheduler_must_do(few_draws: None) -> Non
     }
     assert "the coin of a user who is drawn but away be spent" in steps["sampling"]
     assert "a warm start" in steps["participation"]
-    assert "deterministic method" not in steps["confidence"]
 
 
 def opacus_batches(participation: Participation, examples: int, steps: int) -> list[np.ndarray]:

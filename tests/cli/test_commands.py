@@ -73,8 +73,6 @@ MISTAKES = [
     ([*RUN, "--noise-multiplier", "3"], "got --noise-multiplier 3 and --epsilon 4 and --delta 1e-05"),
     ([*RUN[:5]], "give two of --noise-multiplier, --epsilon, --delta, and the third is the answer; got none"),
     ([*RUN, "--released", "3"], "--released is for ε and δ of a given --noise-multiplier"),
-    ([*RUN, "--method", "deterministic"], "--method deterministic is a way to bound balls-in-bins"),
-    ([*POISSON, "--method", "monte-carlo", "--sampling-rate", "0.1"], "leave --method out"),
     ([*RUN, "--learning-rate", "0.5"], "--learning-rate is of descent on a --curvature"),
     ([*RUN, "--curvature", "spectrum.json", "--momentum", "0.9"], "leave --momentum, --schedule and --warmup out"),
     ([*RUN, "--curvature", "flat.json"], "flat.json has no curvature"),

@@ -13,8 +13,7 @@ from shared import record
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import verify
 from fedcgd_flower import CorrelatedNoise
-from fedcgd_flower.inner import scheduled
-from fedcgd_flower.inner_state import settings
+from fedcgd_flower.inner import scheduled, settings
 
 PLAN = Plan.calibrated(DPSGD(), Participation(rounds=4), clip_norm=0.5, epsilon=8, delta=1e-5)
 

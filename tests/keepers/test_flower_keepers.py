@@ -29,7 +29,7 @@ from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
 from fedcgd_flower.keepers.messages import _bounded
 from fedcgd_flower.keepers.transport import Transport, Waits
-from fedcgd_flower.node_replies import question_of
+from fedcgd_flower.messages import question_of
 from fedcgd_flower.round import TrainingRounds
 
 SIZE = 6
@@ -446,7 +446,6 @@ def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeeper
         ({"mechanism": BandInvMF((1.0, 0.5))}, "nothing else is proven"),
         ({"participation": Participation(rounds=6, min_separation=3, sampling="balls-in-bins")}, "sampling 'none'"),
         ({"noise_multiplier": 0.0}, "this plan has none"),
-        ({"forward_client_metrics": True}, "in the clear"),
         ({"key": NoiseKey.generate()}, "simulated keepers go with a simulation key"),
     ],
 )

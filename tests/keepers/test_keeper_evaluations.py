@@ -24,7 +24,7 @@ from fedcgd.ledger.run_composition import with_evaluations
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.release import ReleaseProtocol
 from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation
-from fedcgd_flower.node_replies import question_of
+from fedcgd_flower.messages import question_of
 
 SIZE = 6
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}

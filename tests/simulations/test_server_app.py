@@ -13,6 +13,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcgd_flower import IncompleteRunError
+from fedcgd_flower.cohort import CohortSelector
 from fedcgd_simulations import server_app
 from fedcgd_simulations.client_app import app as client_app
 from fedcgd_simulations.task import Examples
@@ -61,15 +62,12 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
     options = {"ledger": str(tmp_path / "run.db"), "rounds": 4}
     with monkeypatch.context() as patched:
         releases = iter(range(100))
-        real = server_app.CorrelatedNoise
+        real = CohortSelector.wait_for
 
-        def stalling(*args, **kwargs):
-            strategy = real(*args, **kwargs)
-            wait_for = strategy._selector.wait_for
-            strategy._selector.wait_for = lambda *asked: wait_for(*asked) if next(releases) < 2 else "nobody is there"
-            return strategy
+        def stalling(self, *asked):
+            return real(self, *asked) if next(releases) < 2 else "nobody is there"
 
-        patched.setattr(server_app, "CorrelatedNoise", stalling)
+        patched.setattr(CohortSelector, "wait_for", stalling)
         with pytest.raises(IncompleteRunError, match="4 rounds"):
             run(tmp_path / "run.json", **options)
     assert json.loads((tmp_path / "run.failed.json").read_text())["releases"] == 2

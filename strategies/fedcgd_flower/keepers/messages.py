@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from fedcgd.keepers import (
@@ -33,9 +33,8 @@ from fedcgd.keepers.wire import MOST_LINE, kind_of, proof, refusal_of
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.support.untrusted import conform, parse_json
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
-from fedcgd_flower.layout import array_of, view
-from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
-from fedcgd_flower.node_replies import KEEPERS, has_keepers, question_of
+from fedcgd_flower.layout import view
+from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, has_keepers, question_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def masked_reply(request: Message, task: TrainTask, masked: Masked, present: Seq
             "sealed": b"".join(masked.sealed[name] for name in present),
         }
     )
-    content = RecordDict({UPDATE: ArrayRecord({FLAT: array_of(masked.residues)}), TASK: description})
+    content = RecordDict({UPDATE: ArrayRecord({FLAT: Array(masked.residues)}), TASK: description})
     return Message(content, reply_to=request)
 
 
@@ -194,7 +193,7 @@ def read_identity(reply: Message) -> tuple[str, bytes]:
 
 def opened_reply(request: Message, residues: Residues) -> Message:
     """A keeper's answer: what to add to the sum."""
-    return Message(RecordDict({UPDATE: ArrayRecord({FLAT: array_of(residues)})}), reply_to=request)
+    return Message(RecordDict({UPDATE: ArrayRecord({FLAT: Array(residues)})}), reply_to=request)
 
 
 def refused_reply(request: Message, refusal: Refusal) -> Message:
