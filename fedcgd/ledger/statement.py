@@ -104,8 +104,8 @@ def privacy_statement(
     guarantee for all planned rounds, `with_evaluations` for those and all private evaluations of the run (None
     if it has none), `so_far` for the rounds released: it holds under its `condition` only.
     `notes` say what contradicts nothing and has to be known: noised sums that were no release, a δ that is large for the users.
-    `sound` says whether the records agree with each other and with the plan, `private` whether that holds and the
-    noise has a secret key. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
+    `sound` says whether the records agree with each other and with the plan, `private` whether that holds and the noise has a
+    secret key. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
     `register` is as in `verify`. ValueError also for the ledger of a run's evaluations.
     """
     verification = verify(path, register=register)
