@@ -34,7 +34,7 @@ def test_small_cases_by_quadrature(case, removing: float, adding: float) -> None
     n, b, lam, sigma = case
     found = compute_delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0)
     larger = max(removing, adding)
-    assert larger <= found.delta <= larger * 1.015  # the confidence bound of some hundred thousand draws
+    assert larger <= found.delta <= larger * 1.04  # the confidence bound of some ten thousand draws
     assert found.failure_probability == 1e-12
 
 
@@ -200,7 +200,7 @@ def test_answers_of_a_search_by_quadrature(mechanism, rounds: int, released: int
         else compute_epsilon(mechanism, participation, released=released, **asked)
     )
     truth = delta_of_two_bins(mechanism, rounds, released, found.noise_multiplier, found.epsilon)
-    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.15
+    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.25
 
 
 @pytest.mark.parametrize("sigma", [1e5, 1e16, 1e50, 1e150])
