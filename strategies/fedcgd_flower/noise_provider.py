@@ -18,7 +18,7 @@ from fedcgd_flower.problems import RejectionReason
 from fedcgd_flower.replies import sum_of_replies
 
 if TYPE_CHECKING:
-    from fedcgd.keepers import Keepers
+    pass
 
 Replies = Iterable[tuple[Message | None, TrainTask]]
 Results = list[int | RejectionReason]
@@ -103,12 +103,3 @@ class NoiseParties:
     ) -> ServerNoise:
         """The noise of the run's training, recorded in `ledger` at `path`; other parties are waited for `patience` seconds."""
         return ServerNoise(training)
-
-
-def noise_parties(keepers: "Keepers | None") -> NoiseParties:
-    """Keepers, or this server where there are none. Raises TypeError for anything else."""
-    if keepers is None:
-        return NoiseParties()
-    from fedcgd_flower.keepers.openings import KeeperParties
-
-    return KeeperParties(keepers)

@@ -14,7 +14,7 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.inner import FLOWERS_DEFAULT, check_inner, check_scheduled_rounds, planned_cohort, settings
-from fedcgd_flower.noise_provider import NoiseParties, Sums, noise_parties
+from fedcgd_flower.noise_provider import NoiseParties, Sums
 from fedcgd_flower.users import Identity
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class RunSettings:
             "cohort_size": cohort.size,
             "expected_users": cohort.expected_users,
             "min_answers": cohort.min_answers,
-            "noise": noise_parties(self.keepers),
+            "noise": _noise_parties(self.keepers),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -204,3 +204,12 @@ class RunSettings:
         if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
             described[EVALUATION] = self.evaluation.to_description(self.cohort.size)
         return described | self.noise.to_description()
+
+
+def _noise_parties(keepers: "Keepers | None") -> NoiseParties:
+    """Keepers, or this server where there are none. Raises TypeError for anything else."""
+    if keepers is None:
+        return NoiseParties()
+    from fedcgd_flower.keepers.openings import KeeperParties
+
+    return KeeperParties(keepers)
