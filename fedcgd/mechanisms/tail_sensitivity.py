@@ -43,7 +43,7 @@ def tail_sensitivity(
     if rows > DENSE_LIMIT:
         return bound
     n, b = participation.rounds, participation.min_separation
-    k = min(participation.participations, -(-rows // b))
+    k = participation.scheme.most_of(participation, rows)
     tail = mechanism.columns(n, np.arange(rows))[shared:rows]
     gram = np.abs(tail.T @ tail)
     total, pattern = (float(gram.sum()), tuple(range(rows))) if b == 1 and k == rows else gram_bound(gram, k, b)

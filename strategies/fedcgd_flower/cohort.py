@@ -146,7 +146,7 @@ class CohortSelector:
             if now >= deadline:
                 break
             if now >= log_at:  # at once, and then from time to time
-                waiting = self._waiting(round, len(nodes), directory)
+                waiting = self._shortage(round, len(nodes), directory)
                 log_info(f"{waiting}; waiting for up to {deadline - now:.0f} s")
                 log_at = now + _WAITS.logged_every
             time.sleep(min(_WAITS.poll, self._patience))
@@ -154,7 +154,7 @@ class CohortSelector:
         if directory.is_hopeless:
             raise ValueError(f"no user is there {waited}, and none can be: {_unable(directory)}")
         if not may_begin:
-            raise ValueError(self._cannot_begin(len(nodes), directory, waited))
+            raise ValueError(f"{waited}: {self._shortage(round, len(nodes), directory)}")
         return cohort_shortfall(draw, self._cohort.size, nodes, self._missing(directory))
 
     def _may_begin(self, users: int, directory: UserDirectory, grid: Grid) -> bool:
@@ -196,22 +196,23 @@ class CohortSelector:
             return False
         return kind_of(grid).is_simulation or silent > 1 or 2 * silent >= directory.connected
 
-    def _cannot_begin(self, users: int, directory: UserDirectory, waited: str) -> str:
-        there = plural(users, "user is", "users are") + " there"
-        if users >= self._cohort.expected_users:
+    def _shortage(self, round: int, users: int, directory: UserDirectory) -> str:
+        """Why a round cannot begin with so many users, and what helps."""
+        if self._is_short_by_budget(round, users):
+            return self._beyond_budget(users)
+        there = f"{plural(users, 'user is', 'users are')} there at {plural(directory.connected, 'node', 'nodes')}"
+        if not round and users >= self._cohort.expected_users and directory.silent:
+            silent = f"{directory.silent} of {plural(directory.connected, 'node has', 'nodes have')}"
             why = f" {_unable(directory)}." if directory.unable else ""
             return (
-                f"{_silent(directory)} not said which users they host {waited}, and everybody there would be "
-                f"left out of the run ({there}).{why} To begin without them, say how many users "
-                f"are enough: expected_users={users}"
+                f"{silent} not said which users they host, and everybody there would be left out of the run ({there}).{why} To "
+                f"begin without them, say how many users are enough: expected_users={users}"
             )
-        if self._is_short_by_budget(0, users):
-            return self._beyond_budget(users)
+        if round or users >= self._cohort.expected_users:
+            return f"{there}, and round {round + 1} needs {self._cohort.size} who may take part: connect more"
+        expected = f"{self._cohort.expected_users} are expected ({self._cohort.expected_source})"
         missing = self._missing(directory)
-        return (
-            f"{there} {waited}, and {self._cohort.expected_users} are expected ({self._cohort.expected_source})"
-            f"{missing and '; '}{missing}. {self._remedy(users, directory)}"
-        )
+        return f"{there}, and {expected}{missing and '; '}{missing}. {self._remedy(users, directory)}"
 
     def _is_short_by_budget(self, round: int, users: int) -> bool:
         """Whether the first round could begin, as far as the number of users goes, if the joint budget refused nobody."""
@@ -234,26 +235,6 @@ class CohortSelector:
             f"the earlier runs they were in would cost up to ε = {cost} together at δ = {budget.delta:g}, and the budget is ε = "
             f"{budget.epsilon:g}. What helps: {helps}a joint budget of ε = {cost}, or people who were in no earlier run. With "
             "another plan or budget it is another run: this one has released nothing, so that its ledger may be deleted first"
-        )
-
-    def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
-        there = plural(users, "user is", "users are") + " there"
-        at_nodes = f"at {plural(directory.connected, 'node', 'nodes')}"
-        if directory.is_hopeless:
-            return (
-                f"no user is there {at_nodes}, and none can be until others connect or these are mended, as said above"
-            )
-        if not round and users >= self._cohort.expected_users and directory.silent:
-            return f"{_silent(directory)} not said yet which users they host"
-        if self._is_short_by_budget(round, users):
-            return self._beyond_budget(users)
-        if round or users >= self._cohort.expected_users:
-            return (
-                f"{there} {at_nodes}, and round {round + 1} needs {self._cohort.size} who may take part: connect more"
-            )
-        return (
-            f"{there} {at_nodes}, and {self._cohort.expected_users} are expected before the first round "
-            f"({self._cohort.expected_source}). {self._remedy(users, directory)}"
         )
 
     def _remedy(self, users: int, directory: UserDirectory) -> str:
@@ -322,10 +303,6 @@ def _unable(directory: UserDirectory) -> str:
         others = f" and {plural(len(nodes) - 1, 'other', 'others')}" if nodes[1:] else ""
         texts.append(f"node {nodes[0]}{others} cannot take part: {reason}")
     return "; ".join(texts)
-
-
-def _silent(directory: UserDirectory) -> str:
-    return f"{directory.silent} of {plural(directory.connected, 'node has', 'nodes have')}"
 
 
 def cohort_shortfall(draw: Draw, cohort_size: int, nodes: Mapping[str, NodeIds], missing: str = "") -> str:

@@ -262,7 +262,9 @@ class _PlanningGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         self._asked += 1
-        if self._asked > 4:  # Flower's strategies ask twice
+        if self._asked > 2:  # Flower's strategies ask twice, and whoever asks again waits for more
+            self._nodes *= 32
+        if self._asked > 6:
             raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")
         return range(1, self._nodes + 1)
 

@@ -75,7 +75,7 @@ class ClippedUpdateMod:
         kind = message.metadata.message_type.partition(".")[0]
         if kind == MessageType.EVALUATE and (self.keepers is not None or is_private_evaluation(message)):
             check_masked(message, self.keepers)
-            return _evaluate(message, context, call_next, self.keepers, self.user(context) or _THIS)
+            return _evaluate(message, context, call_next, self.keepers, self._user(context))
         if kind != MessageType.TRAIN:
             check_masked(message, self.keepers)
             return call_next(message, context)
@@ -89,7 +89,11 @@ class ClippedUpdateMod:
         if problem is not None:
             raise ValueError(f"this node cannot take part: {PROBLEMS[problem]}")
         check_masked(message, self.keepers)
-        return _train(message, context, call_next, self.keepers, self.user(context) or _THIS)
+        return _train(message, context, call_next, self.keepers, self._user(context))
+
+    def _user(self, context: Context) -> str:
+        """Under which name the node counts its user's participations, where there are keepers."""
+        return (None if self.keepers is None else self.user(context)) or _THIS
 
 
 clipped_update_mod = ClippedUpdateMod()

@@ -5,18 +5,21 @@ noise is drawn, and the release before anybody sees it. If a step fails, the rou
 the inner strategy gets back the state that it had at the last release.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 
+from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.ledger import Admission, Ledger, Run
 from fedcgd.native.vector_kernels import aligned, kernels_for
 from fedcgd.noise.quantisation import Integers
+from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol
 from fedcgd.support.numbers import plural
 from fedcgd_flower.adaptive_clipping import adaptive_round, next_norm, share_within
@@ -28,7 +31,6 @@ from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import TrainTask, model_records, train_message
 from fedcgd_flower.noise_provider import NoiseUnavailableError, Results
 from fedcgd_flower.problems import HINTS, RejectionReason
-from fedcgd_flower.reporting import RoundReport, guarantee_metrics
 from fedcgd_flower.settings import RunSettings
 from fedcgd_flower.update import Clipping
 from fedcgd_flower.users import UserDirectory
@@ -50,6 +52,50 @@ class PendingRound:
     """Where its nodes are."""
     terms: Any
     """Of who makes the noise (`NoiseProvider.terms`)."""
+
+
+def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
+    """The metrics of a release: ε of the whole plan, and of the rounds `released` until then."""
+    epsilon, planned = plan.quick_guarantee(released=released).epsilon, plan.guarantee().epsilon
+    return MetricRecord({"epsilon": epsilon, "epsilon-planned": planned, "delta": plan.delta, "releases": released})
+
+
+@dataclass
+class RoundReport:
+    """What happened to one try of a round."""
+
+    round: int
+    rounds: int
+    asked: int = 0
+    nodes: int = 0
+    answered: int = 0
+    lost: Counter[RejectionReason] = field(default_factory=Counter)
+    """Users who were asked and are not in the sum, by cause."""
+    failure: str = ""
+    """Why the round was not released; empty if it was."""
+    notes: list[str] = field(default_factory=list)
+    """What else happened: ε, how the clip norm moved, variances that were raised, what was measured."""
+
+    def add_epsilon(self, epsilon: float, delta: float) -> None:
+        """The round is released, at this ε so far: before the other notes."""
+        text = NO_NOISE if math.isinf(epsilon) else f"ε ≤ {rounded_up(epsilon, 4)} so far at δ = {delta:g}"
+        self.notes[:0] = [text, "nobody answered: what is released is noise alone"] if self.noise_alone else [text]
+
+    @property
+    def noise_alone(self) -> bool:
+        """Whether a release has spent ε and learned nothing, because everybody who was asked failed."""
+        return bool(self.asked) and not self.answered and not self.failure
+
+    def __str__(self) -> str:
+        parts = []
+        if self.asked or not self.failure:
+            causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(self.lost.items()))
+            where = f"{plural(self.asked, 'user', 'users')} asked at {plural(self.nodes, 'node', 'nodes')}"
+            asked = f"{where}, {self.answered} answered"
+            parts.append(f"{asked} ({causes})" if causes else asked)
+        if self.failure:
+            parts.append(f"not released: {self.failure}")
+        return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.notes)
 
 
 class TrainingRounds:

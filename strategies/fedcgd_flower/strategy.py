@@ -16,9 +16,8 @@ from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.inner import settings
 from fedcgd_flower.problems import RejectionReason
-from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
 from fedcgd_flower.round import TrainingRounds
-from fedcgd_flower.run_loop import EvaluateFn, RunLoop, RunResult
+from fedcgd_flower.run_loop import EvaluateFn, RunLoop, RunResult, log_guarantee, log_inner, log_other_runs
 from fedcgd_flower.settings import RunSettings
 
 

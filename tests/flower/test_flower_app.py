@@ -19,6 +19,7 @@ from torch import nn
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays
+from fedcgd_flower.layout import Layout, cast_as_trained
 from fedcgd_flower.users import UserDirectory
 
 LOCAL_DP = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)

@@ -73,7 +73,7 @@ REFUSED = [rates, control_variates, another_model, no_model, own_records, own_ty
 def test_what_cannot_be_sent_is_refused_by_name_before_anybody_is_asked(change, tmp_path: Path) -> None:
     """It was dropped in silence: all got the first node's rate, and nobody the control variates."""
     grid, evaluated = two_nodes(), []
-    with pytest.raises(ValueError, match="Configures (tells|sends)"):
+    with pytest.raises(ValueError, match=r"Configures (tells|sends)"):
         make(Configures(change), ledger=tmp_path / "run.db").start(
             grid, record(np.zeros(SIZE)), evaluate_fn=lambda release, arrays: evaluated.append(release)
         )

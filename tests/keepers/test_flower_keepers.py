@@ -12,7 +12,7 @@ from flower_requests import TASK
 from flower_runs import PLAN
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from keeper_runs import SIMULATED, RealKeepers, make, node, two_nodes
+from keeper_runs import SIMULATED, RealKeepers, make, node, opening_asked, two_nodes
 from shared import record
 from sql import edit
 
@@ -125,8 +125,7 @@ def fail_once(grid: FakeGrid, node_id: int, *, round: int) -> None:
     """The keeper at that node answers, and its answer to `open` of `round` is lost on the way."""
 
     def tamper(request: Message, reply: Message) -> Message | None:
-        asked = request.content.config_records.get("fedcgd-keepers", {})
-        return None if asked.get("question") == "open" and asked.get("round") == round else reply
+        return None if opening_asked(request).get("round") == round else reply
 
     grid.nodes[node_id].tamper = tamper
 
@@ -180,8 +179,7 @@ def test_an_opening_that_a_killed_server_left_is_spent_on_resume(real: RealKeepe
     strategy = real.make()
 
     def die(request: Message, reply: Message) -> Message:
-        asked = request.content.config_records.get("fedcgd-keepers", {})
-        if asked.get("question") == "open" and asked.get("round") == 1:
+        if opening_asked(request).get("round") == 1:
             raise Killed
         return reply
 
@@ -298,13 +296,10 @@ def test_a_sum_that_is_too_long_is_no_release(real: RealKeepers, who: str, caplo
     """Residues that do not fit their masks are uniform: the sum is far longer than updates and noise."""
 
     def garbled(request: Message, reply: Message) -> Message:
-        asked = request.content.config_records.get("fedcgd-keepers", {})
-        if who == "node":
-            asked = request.content.config_records.get("fedcgd", {})
-        hit = who == "node" or asked.get("question") == "open"
-        if hit and asked.get("round") == 1 and not reply.has_error():
+        asked = request.content.config_records.get("fedcgd", {}) if who == "node" else opening_asked(request)
+        if asked.get("round") == 1 and not reply.has_error():
             value = reply.content["update"]["flat"].numpy().copy()
-            value ^= np.uint32(2**30)
+            value.view(np.uint8)[-1] ^= 2**6  # the highest byte of the last residue
             reply.content["update"]["flat"] = Array(value)
         return reply
 

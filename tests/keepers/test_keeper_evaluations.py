@@ -12,7 +12,7 @@ from fake_grid import FakeGrid, FakeNode, Killed
 from flower_runs import names, node
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from keeper_runs import SIMULATED, RealKeepers, make
+from keeper_runs import SIMULATED, RealKeepers, make, opening_asked
 from plans import make_plan
 from shared import record
 from sql import edit, rows
@@ -231,8 +231,8 @@ def test_an_evaluation_whose_opening_fails_is_spent_and_the_training_goes_on(rea
     failed: list[int] = []
 
     def silent_once(request: Message, reply: Message) -> Message | None:
-        asked = request.content.config_records.get("fedcgd-keepers", {})
-        if (asked.get("question"), asked.get("kind"), asked.get("round")) == ("open", EVALUATION, 1):
+        asked = opening_asked(request)
+        if (asked.get("kind"), asked.get("round")) == (EVALUATION, 1):
             failed.append(1)
             return None
         return reply
@@ -253,8 +253,8 @@ def test_an_evaluation_whose_opening_fails_is_spent_and_the_training_goes_on(rea
 
 def test_a_server_that_is_killed_while_an_evaluation_is_opened_has_spent_it(real: RealKeepers, monkeypatch) -> None:
     def killing(request: Message, reply: Message) -> Message:
-        asked = request.content.config_records.get("fedcgd-keepers", {})
-        if (asked.get("question"), asked.get("kind"), asked.get("round")) == ("open", EVALUATION, 1):
+        asked = opening_asked(request)
+        if (asked.get("kind"), asked.get("round")) == (EVALUATION, 1):
             raise Killed
         return reply
 

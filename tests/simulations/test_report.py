@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcgd_flower.reporting import RoundReport
+from fedcgd_flower.round import RoundReport
 from fedcgd_simulations.report import summary
 
 RUN = {
