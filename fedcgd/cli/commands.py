@@ -86,7 +86,6 @@ class PlanOptions(OutputOptions, ProxyOptions, ModelOptions, BudgetOptions):
         max_rounds: The most rounds. Default: 4000.
         buffers: How many vectors of the model's size there is memory for, to correlate noise.
         clip_norm: L2 norm that each user's update is clipped to; learning rates are printed for it.
-        plot: Also draw the expected loss against participations, a curve for each kind, into this PNG or SVG.
     """
 
     users: int
@@ -96,7 +95,6 @@ class PlanOptions(OutputOptions, ProxyOptions, ModelOptions, BudgetOptions):
     max_rounds: int | None = None
     buffers: int = 32
     clip_norm: float = 1.0
-    plot: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +157,7 @@ class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
         objective: By what λ of lambda-cgd is chosen where it is left out; repeat it to compare. rmse and max-se ignore the
             sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ), and excess on λ/(1 − λ). Default:
             excess, or the loss on --curvature.
-        plot: Also draw the RMSE of each as a bar into this PNG, SVG or PDF file; with --curvature losses against rounds, d,
-            d_eff and ν, which takes a minute.
+        plot: Also draw the RMSE of each as a bar into this PNG, SVG or PDF file; with --curvature the loss.
     """
 
     rounds: int
@@ -380,18 +377,15 @@ class ComposeOptions(OutputOptions, RegisterOptions):
 class ModelFileOptions(LedgerOptions):
     """Write the last released model, before or after the run is sealed, by name: the arrays that the run trained, and no others.
 
-    Counters, frozen layers and statistics that stayed as they were are not in the ledger. With --carried they come from the file
-    (.npz or .safetensors) of the model that the run began with, and the whole model is written.
+    Counters, frozen layers and statistics that stayed as they were are in the model that the run began with.
 
-    Example: fedcgd ledger model run.db model.npz --carried initial.npz
+    Example: fedcgd ledger model run.db model.npz
 
     Options:
-        target: Where to: .npz or .safetensors.
-        carried: The model that the run began with, for its arrays that were not trained.
+        target: Where to: a file .npz.
     """
 
     target: File
-    carried: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
-from fedcgd.accounting.guarantee import rounded_down, rounded_up
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger import Admission, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort, eligible
@@ -223,18 +223,15 @@ class CohortSelector:
         budget, admission = self._budget, self.admission
         assert budget is not None
         assert admission is not None
-        smaller = "a plan with a smaller ε (fedcgd ledger compose says what the earlier runs cost)"
-        if admission.room is not None:
-            smaller = f"a plan of at most ε = {rounded_down(admission.room)} for this run"
-        helps = "" if admission.room == 0 else f"{smaller}, "
         there = plural(users + self.over_budget, "user that is", "users that are")
         cost = rounded_up(admission.full_cost)
         return (
             f"the joint budget leaves too few users to begin with: {self.over_budget} of the {there} there have no budget left "
             f"after earlier runs, and {self._cohort.expected_users} are expected ({self._cohort.expected_source}). This plan and "
             f"the earlier runs they were in would cost up to ε = {cost} together at δ = {budget.delta:g}, and the budget is ε = "
-            f"{budget.epsilon:g}. What helps: {helps}a joint budget of ε = {cost}, or people who were in no earlier run. With "
-            "another plan or budget it is another run: this one has released nothing, so that its ledger may be deleted first"
+            f"{budget.epsilon:g}. What helps: a plan with a smaller ε, a joint budget of ε = {cost}, or people who were in no "
+            "earlier run. With another plan or budget it is another run: this one has released nothing, so that "
+            "its ledger may be deleted first"
         )
 
     def _remedy(self, users: int, directory: UserDirectory) -> str:

@@ -18,7 +18,7 @@ from fedcgd_flower.problems import RejectionReason
 from fedcgd_flower.replies import sum_of_replies
 
 if TYPE_CHECKING:
-    pass
+    from fedcgd.keepers import Keepers
 
 Replies = Iterable[tuple[Message | None, TrainTask]]
 Results = list[int | RejectionReason]
@@ -103,3 +103,12 @@ class NoiseParties:
     ) -> ServerNoise:
         """The noise of the run's training, recorded in `ledger` at `path`; other parties are waited for `patience` seconds."""
         return ServerNoise(training)
+
+
+def noise_parties(keepers: "Keepers | None") -> NoiseParties:
+    """Keepers, or this server where there are none. Raises TypeError for anything else."""
+    if keepers is None:
+        return NoiseParties()
+    from fedcgd_flower.keepers import KeeperParties
+
+    return KeeperParties(keepers)

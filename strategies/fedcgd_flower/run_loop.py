@@ -17,7 +17,7 @@ from fedcgd.ledger import Ledger
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
-from fedcgd_flower.evaluation import Evaluator
+from fedcgd_flower.evaluator import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.grid import receive
 from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation, unsaved
@@ -25,34 +25,9 @@ from fedcgd_flower.inner import settings as inner_settings
 from fedcgd_flower.layout import Layout, flatten, unflatten
 from fedcgd_flower.problems import HINTS, RejectionReason
 from fedcgd_flower.round import RoundReport, TrainingRounds
-from fedcgd_flower.settings import RunSettings
+from fedcgd_flower.settings import OnRelease, ReleaseEvent, RunSettings
 
-OnRelease = Callable[["ReleaseEvent"], object]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseEvent:
-    """What `on_release` is given after a release: nothing that is not released.
-
-    Metrics have the names that Flower's `Result` has.
-
-    Attributes:
-        release: its number, from 1.
-        planned: the rounds of the plan.
-        arrays: the whole model, as in the result.
-        train_metrics: the ε spent, as `train_metrics_clientapp` of the result has it.
-        evaluate_metrics_serverapp: what `evaluate_fn` measured; None if there is none, or it returned None.
-        evaluate_metrics_clientapp: what users measured, with the noise of the `PrivateEvaluation`; None if this release was not
-            evaluated.
-    """
-
-    release: int
-    planned: int
-    arrays: ArrayRecord
-    train_metrics: MetricRecord
-    evaluate_metrics_serverapp: MetricRecord | None
-    evaluate_metrics_clientapp: MetricRecord | None
 
 
 @dataclass(repr=False)

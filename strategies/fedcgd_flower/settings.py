@@ -1,10 +1,11 @@
 """What one `CorrelatedNoise` was told, checked and with its defaults filled in: the rounds, the loop and the logs read it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd.ledger import JointBudget
@@ -13,17 +14,43 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
+from fedcgd_flower.evaluation import PrivateEvaluation
 from fedcgd_flower.inner import FLOWERS_DEFAULT, check_inner, check_scheduled_rounds, planned_cohort, settings
-from fedcgd_flower.noise_provider import NoiseParties, Sums
+from fedcgd_flower.noise_provider import NoiseParties, Sums, noise_parties
 from fedcgd_flower.users import Identity
 
 if TYPE_CHECKING:
     from fedcgd.keepers import Keepers
-    from fedcgd_flower.evaluation import PrivateEvaluation
-    from fedcgd_flower.run_loop import OnRelease
 
 EXPECTED_USERS = "expected_users"
 """The argument's name: the number of users to begin with was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseEvent:
+    """What `on_release` is given after a release: nothing that is not released.
+
+    Metrics have the names that Flower's `Result` has.
+
+    Attributes:
+        release: its number, from 1.
+        planned: the rounds of the plan.
+        arrays: the whole model, as in the result.
+        train_metrics: the ε spent, as `train_metrics_clientapp` of the result has it.
+        evaluate_metrics_serverapp: what `evaluate_fn` measured; None if there is none, or it returned None.
+        evaluate_metrics_clientapp: what users measured, with the noise of the `PrivateEvaluation`; None if this release was not
+            evaluated.
+    """
+
+    release: int
+    planned: int
+    arrays: ArrayRecord
+    train_metrics: MetricRecord
+    evaluate_metrics_serverapp: MetricRecord | None
+    evaluate_metrics_clientapp: MetricRecord | None
+
+
+OnRelease = Callable[[ReleaseEvent], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +129,8 @@ class RunSettings:
     patience: float = 600.0
     trainable: Collection[str] | None = None
     adaptive_clipping: AdaptiveClipping | None = None
-    evaluation: "PrivateEvaluation | None" = None
-    on_release: "OnRelease | None" = None
+    evaluation: PrivateEvaluation | None = None
+    on_release: OnRelease | None = None
     keepers: "Keepers | None" = None
     cohort: CohortSettings = field(init=False)
     noise: NoiseParties = field(init=False)
@@ -143,13 +170,13 @@ class RunSettings:
             "cohort_size": cohort.size,
             "expected_users": cohort.expected_users,
             "min_answers": cohort.min_answers,
-            "noise": _noise_parties(self.keepers),
+            "noise": noise_parties(self.keepers),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         _ = self.indicator_norm  # refuses a cohort that is too small for the noise
         if evaluation is not None:
-            if not hasattr(evaluation, "check"):
+            if not isinstance(evaluation, PrivateEvaluation):
                 raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
             evaluation.check(plan, self.budget)
         self.noise.check(self.training_sums, self.evaluation_sums, key)
@@ -204,12 +231,3 @@ class RunSettings:
         if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
             described[EVALUATION] = self.evaluation.to_description(self.cohort.size)
         return described | self.noise.to_description()
-
-
-def _noise_parties(keepers: "Keepers | None") -> NoiseParties:
-    """Keepers, or this server where there are none. Raises TypeError for anything else."""
-    if keepers is None:
-        return NoiseParties()
-    from fedcgd_flower.keepers.openings import KeeperParties
-
-    return KeeperParties(keepers)

@@ -12,7 +12,7 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger import Ledger
 from fedcgd.ledger.run import discard_unused
 from fedcgd.support.records import MEMORY
-from fedcgd_flower.evaluation import Evaluator
+from fedcgd_flower.evaluator import Evaluator
 from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.inner import settings
 from fedcgd_flower.problems import RejectionReason

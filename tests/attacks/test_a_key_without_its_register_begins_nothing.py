@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import figures, run
-from ledgers import refused, release
+from ledgers import reasons, refused, release
 from plans import make_plan
 
 from fedcgd import DPSGD, NoiseKey, Participation
@@ -79,12 +79,12 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     checked = verify(path)
     assert checked.problems == ()
     assert checked.released == 3
-    (said,) = checked.run.adopted
+    [said] = (note for note in checked.notes if note.reason == "adopted")
     for command in (["verify"], ["show"]):
         text = run("ledger", *command, path).output
         assert "latest ledger" in " ".join(text.replace("│", " ").split())
     values = figures("ledger", "verify", path)
-    assert values["adopted"] == [said]
+    assert said in values["notes"]
     report = copy / "report.html"
     assert run("report", path, "-o", report).exit_code == 0
     assert "latest ledger" in report.read_text()
@@ -94,14 +94,14 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     shutil.copy2(folder / "run.db", path)
     with refused("old-copy"):
         opened(copy)
-    assert verify(folder / "run.db").run.adopted == ()
+    assert "adopted" not in reasons(verify(folder / "run.db").notes)
 
 
 def test_both_copies_go_on_after_a_false_declaration_and_compose_finds_it(folder: Path) -> None:
     copy = copied(folder, "noise.key", "run.db")
     adopt(copy / "run.db", NoiseKey.from_file(copy / "noise.key"))
     found = joint([releases(folder, 4), releases(copy, 4)])
-    assert len(found.copies) == 1
+    assert "went-apart" in reasons(found.notes)
 
 
 def test_the_evaluations_are_adopted_too(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_evaluations_are_adopted_too(folder: Path) -> None:
     (folder / "noise.key.runs").unlink()
     adopt(folder / "run.db", NoiseKey.from_file(folder / "noise.key"))
     releases(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
-    assert len(verify(folder / "run.db.evaluation").run.adopted) == 1
+    assert "adopted" in reasons(verify(folder / "run.db.evaluation").notes)
 
 
 def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
     key = NoiseKey.from_file(folder / "noise.key")
     with refused("begun-again"):
         adopt(folder / "away.db", key)
-    assert verify(folder / "away.db").run.adopted == ()
+    assert "adopted" not in reasons(verify(folder / "away.db").notes)
     seal(folder / "away.db", None)
     with refused("sealed"):
         adopt(folder / "away.db", key)
