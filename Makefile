@@ -8,11 +8,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Pytest's rewritten tests are kept in __pycache__: without that, each process of a run compiles all of them, 8 s of its processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: simulate test smoke test-all test-pythons test-newest test-oldest test-processors test-installs lock test-slow check static workflows site docs bench mutants clean
+.PHONY: simulate test smoke test-all test-pythons test-newest test-oldest test-processors test-installs lock test-slow check static workflows site docs docs-check bench mutants clean
 .DEFAULT_GOAL := simulate
 
 # Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it;
-# CUDA=1 takes the build with CUDA all the same, which the tests that pretend a GPU need.
+# CUDA=1 takes the build with CUDA all the same.
 $(VENV)/installed: pyproject.toml hatch_build.py $(shell find fedcgd -name '*.c') $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcgd needs Python 3.11 or newer, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -118,8 +118,14 @@ site: $(VENV)/installed
 docs: site
 	$(BIN)/mkdocs serve --strict
 
+# Every page in Chromium or Chrome, which has to be installed, on a phone and a desk, light and dark: fails on what axe calls serious.
+docs-check: site
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet playwright==1.65.2 axe-playwright-python==0.1.8
+	$(VENV)-docs/bin/python docs/site/check.py
+
 bench: $(VENV)/installed
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-newest $(VENV)-oldest $(VENV)-workflows dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-newest $(VENV)-oldest $(VENV)-workflows $(VENV)-docs dist build .pytest_cache .mypy_cache .ruff_cache

@@ -52,9 +52,9 @@ DARK = Colours("#1e2129", "#e6e8ee", "#8a90a0", "#2b2f3b", "#f2935c", "#7fa8ff",
 
 def noise(colours: Colours) -> Figure:
     """Noise of ten rounds and its running sum, independent and correlated, at the same ε."""
-    figure = _figure(colours, 9, 3.6)
+    figure = _figure(colours, 4.4, 5.2)  # as wide as a phone
     figure.set_layout_engine("constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(2, 1)
     rounds = np.arange(1, ROUNDS + 1)
     participation = Participation(rounds=ROUNDS, min_separation=ROUNDS)
     z = np.array([NoiseStream(KEY).normal(t, 0, 17, 18)[0] for t in range(ROUNDS)], float)
@@ -75,7 +75,7 @@ def noise(colours: Colours) -> Figure:
         axes.set_title(title, color=colours.ink)
         axes.set_xlabel("round")
         axes.set_xticks(rounds)
-    left.legend(frameon=False, labelcolor=colours.ink, loc="lower left", fontsize=8.5)
+    left.legend(frameon=False, labelcolor=colours.ink, loc="lower left")
     right.text(
         0.02,
         0.97,
@@ -258,7 +258,7 @@ def path(colours: Colours) -> Figure:
 def accuracy(colours: Colours) -> Figure:
     """Test accuracy against ε, measured: DP-SGD in cohorts and with full batches, and the plan; a secret sampling is dotted."""
     rows = json.loads(MEASURED.read_text(encoding="utf-8"))
-    figure = _figure(colours, 6, 3.6)
+    figure = _figure(colours, 4.4, 4.4)  # as wide as a phone
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
     epsilons = [row["epsilon"] for row in rows]
@@ -276,8 +276,8 @@ def accuracy(colours: Colours) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     axes.set(xlabel="ε of the whole run, δ = 10⁻⁵", ylabel="test accuracy, %", ylim=(0, 100))
-    axes.set_title("handwritten digits, ten turns of each user", color=colours.ink)
-    axes.legend(frameon=False, labelcolor=colours.ink, loc="lower right", fontsize=8)
+    axes.set_title("handwritten digits, each user takes part ten times", color=colours.ink)
+    figure.legend(frameon=False, labelcolor=colours.ink, loc="outside lower left")
     return figure
 
 

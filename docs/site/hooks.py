@@ -2,13 +2,16 @@
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import click
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from fedcgd import __version__
 from fedcgd.cli import app
 from fedcgd.optimisation.catalogue import TABLE, Row
 
@@ -19,6 +22,12 @@ KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "languag
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLE = re.compile(r"^Example: (.+(?:\n+.+)*)$", re.MULTILINE)
 COMMANDS_HERE = "<!-- commands -->"
+FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
+
+
+def on_config(config: Any) -> None:
+    """The version, where the theme shows the repository."""
+    config.repo_name = f"fedcgd {__version__}"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -108,14 +117,27 @@ def _as_code(example: re.Match[str]) -> str:
     return f"```console\n$ {' '.join(example[1].split())}\n```"
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Formulas as MathML, which browsers set by themselves."""
+    return FORMULA.sub(lambda found: convert(unescape(found[2]), display=_display(found[1])), html)
+
+
+def _display(bracket: str) -> str:
+    return "block" if bracket == "[" else "inline"
+
+
 def on_post_page(output: str, **_: Any) -> str:
     """Names for what the theme leaves without one: the search, and icons that open it and the navigation."""
     search = 'data-md-component="search" role="dialog"'
     output = output.replace(search, f'{search} aria-label="Search"')
     for target, name in (("__search", "Search"), ("__drawer", "Navigation")):
         output = re.sub(
-            rf'(<label class="md-\w+ md-icon") for="{target}"', rf'\1 aria-label="{name}" for="{target}"', output
+            rf'(<label class="md-\w+ md-icon") for="{target}"', rf'\1 title="{name}" for="{target}"', output
         )
+    # A palette's label has its words twice, and `aria-label` belongs on what has a role; stars of the repository would be
+    # asked of another host.
+    output = re.sub(r'(<label [^>]*title="[^"]*"[^>]*?) aria-label="[^"]*"', r"\1", output)
+    output = output.replace(' data-md-component="source"', "")
     for catcher in ("md-search__overlay", "md-overlay"):  # closes what is open when somebody clicks beside it: no words
         output = output.replace(f'<label class="{catcher}"', f'<label class="{catcher}" aria-hidden="true"')
     return output
