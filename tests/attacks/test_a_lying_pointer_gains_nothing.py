@@ -1,5 +1,6 @@
 """A server that lies to keepers about what to cancel, or to anybody about which keepers are there."""
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from flower_runs import names
 from flwr.app import ConfigRecord, Message, RecordDict
-from keeper_runs import RealKeepers, node
+from keeper_runs import RealKeepers, node, refusal_in
 from oracles_accounting import worst_squared_mu
 from shared import record
 
@@ -127,15 +128,17 @@ def test_once_answered_a_keeper_cancels_nothing_else_in_that_round(tmp_path: Pat
     real.make().start(grid, record(np.zeros(6)))
     asked = [m for m in grid.sent if m.metadata.dst_node_id == 10 and question_of(m) == "open"][-1]
     told = dict(asked.content["fedcgd-keepers"])
+    line, _, nodes = told["request"].partition(b"\n")
     for after, said in (
         (4, ""),
         (3, "opened already, for another request"),
-        (-1, "opened already"),
+        (None, "opened already"),
         (5, "comes before it"),
     ):
-        content = RecordDict({"fedcgd-keepers": ConfigRecord(told | {"after": after})})
+        request = json.dumps(json.loads(line) | {"after": after}).encode() + b"\n" + nodes
+        content = RecordDict({"fedcgd-keepers": ConfigRecord(told | {"request": request})})
         [reply] = grid.send_and_receive([Message(content, dst_node_id=10, message_type="train")])
-        refusal = reply.content.config_records.get("fedcgd-keepers", {"refused": ""})["refused"]
+        refusal = refusal_in(reply)
         assert (refusal == "", said in refusal) == (after == 4, True), refusal
 
 
@@ -171,7 +174,7 @@ def test_a_false_list_of_keepers_opens_nothing(told_nodes, told_keepers, reason,
         if reply.has_error():
             answers.append(reply.error.reason)
         elif question_of(request) == "open":
-            answers.append(str(reply.content.config_records.get("fedcgd-keepers", {}).get("refused")))
+            answers.append(refusal_in(reply))
         return reply
 
     grid = real.grid()

@@ -79,3 +79,14 @@ def test_units_and_what_is_counted(unit: float, length: float) -> None:
     )
     np.testing.assert_allclose(result[:-1], grid.to_steps(clip(difference / np.float64(unit), 0.5)), atol=1)
     assert result[-1] == (77 if length < 0.5 else -77)
+
+
+@pytest.mark.parametrize("users", [1, 3])
+def test_a_sum_is_within_or_made_so(users: int) -> None:
+    """The bound is users times the norm, in steps of the grid; what is longer is scaled to it."""
+    clipping = Clipping(clip_norm=0.5, grid=Lattice(2.0**-20))
+    longest = np.array([users * 2**19, 0], np.int64)
+    assert clipping.within(longest * 15 // 16, 2, users)
+    assert not clipping.within(longest + 2, 2, users)
+    found = clipping.bounded(4 * longest, 2, users)
+    assert 0.99 * longest[0] < found[0] <= longest[0]

@@ -65,3 +65,10 @@ def opening_asked(request: Message) -> dict[str, Any]:
     """What a keeper is asked to open by `request`: its line of JSON; empty if it is asked nothing of the kind."""
     asked = request.content.config_records.get("fedcgd-keepers", {})
     return json.loads(asked["request"].partition(b"\n")[0]) if asked.get("question") == "open" else {}
+
+
+def refusal_in(reply: Message) -> str:
+    """Why a keeper refuses in its `reply` to a request to open; empty if it opens the round."""
+    answer = reply.content.array_records["update"]["flat"].numpy().tobytes()
+    refused: str = json.loads(answer.partition(b"\n")[0]).get("refused", "")
+    return refused

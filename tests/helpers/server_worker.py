@@ -36,13 +36,14 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam
 from flwr.supercore.task_identity import TaskIdentity
+from keeper_runs import opening_asked, refusal_in
 from plans import make_plan
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.ledger import model_file
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
-from fedcgd_flower.messages import KEEPERS, question_of
+from fedcgd_flower.messages import question_of
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
 
@@ -127,8 +128,8 @@ def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
                         tell_the_world(folder, "asked", life, task["round"], task["attempt"], model, *task["users"])
                     state = Context(run_id=1, node_id=identity, node_config=config, state=RecordDict(), run_config={})
                     reply = app(request, state)
-                    if question_of(request) == "open" and reply.content.array_records:
-                        opened, answer = request.content[KEEPERS], reply.content["update"]["flat"].data
+                    if question_of(request) == "open" and not refusal_in(reply):
+                        opened, answer = opening_asked(request), reply.content["update"]["flat"].data
                         answer_digest = hashlib.sha256(answer).hexdigest()
                         what = opened["kind"], opened["round"], opened["attempt"]
                         tell_the_world(folder, "opened", number, *what, answer_digest)
