@@ -89,7 +89,7 @@ class Memory:
 class Drawing:
     """How many draws (`random_participation`)."""
 
-    pilot: tuple[int, int] = (1000, 2**13)
+    pilot: tuple[int, int] = (1000, 2**14)
     """Of one step of the search, for removing and for adding a user, whose probabilities scatter less."""
     order: tuple[int, float] = (400, 0.01)
     """Tuples that choose the order of the moment; and the part of them that must be accepted."""

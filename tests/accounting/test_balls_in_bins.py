@@ -200,7 +200,7 @@ def test_answers_of_a_search_by_quadrature(mechanism, rounds: int, released: int
         else compute_epsilon(mechanism, participation, released=released, **asked)
     )
     truth = delta_of_two_bins(mechanism, rounds, released, found.noise_multiplier, found.epsilon)
-    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.25
+    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.65  # 3 % of σ, where adding decides
 
 
 @pytest.mark.parametrize("sigma", [1e5, 1e16, 1e50, 1e150])
