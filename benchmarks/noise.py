@@ -138,7 +138,7 @@ def measure_on(device: torch.device, *, size: int, repeats: int) -> dict[str, An
     def release() -> None:
         noised = releases.release(total, releases.count, np.arange(0))
         assert noised is not None
-        mean = noised.double() * (releases.lattice.step / 512)
+        mean = noised.double() * (releases.step / 512)
         parameter.grad = mean.view_as(parameter).to(parameter.dtype, copy=True)
 
     peers: dict[str, tuple[str, Callable[[], object]]] = {

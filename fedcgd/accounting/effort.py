@@ -13,7 +13,7 @@ class Answers:
 
     kept_after: float = 1.0
     """Seconds: what takes less is found again, not read from the disk."""
-    near_budget: float = 1.01
+    near_budget: float = 1.03
     """Times a budget of two digits: an ε up to there may be the budget that σ was calibrated for, and that is tried. Searches
     differ by less; beyond, a second one would be in vain."""
     largest_budget: float = 100.0

@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,51 +11,25 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from fedcgd.participation import Participation
-from fedcgd.participation.batches import ExampleRounds
 from fedcgd.participation.samplings import Rows
 
 Transform = Callable[..., Any]
 """(*example) → the example, changed at random."""
 
 
-class Batches:
-    """The rows of each round, for examples 0 … `examples` − 1 as the users of a `Participation` (`ExampleRounds`).
-
-    Args:
-        participation: that of the plan.
-        examples: how many there are.
-        key: makes the secret that decides, when it is first needed.
+def parts_of(participation: Participation, examples: int) -> int:
+    """Into how many parts the examples are split without a sampling, the `parts` of their `ExampleRounds`.
 
     Raises:
-        ValueError: if rounds without sampling are more than the examples, so that some have none.
+        ValueError: if they are more than the examples, so that some rounds have none.
     """
-
-    def __init__(self, participation: Participation, examples: int, key: Callable[[], bytes]) -> None:
-        self._participation, self._examples, self._key = participation, examples, key
-        self._parts = max(participation.min_separation, math.ceil(participation.rounds / participation.participations))
-        if not participation.is_secret and examples < self._parts:
-            raise ValueError(
-                f"{examples} examples are too few for {self._parts} rounds in which each takes part once: plan for at most "
-                f"min_separation={examples}"
-            )
-
-    @property
-    def planned_size(self) -> float:
-        """How many examples a round has by the plan, which the sums are divided by."""
-        rate = self._participation.expected_rate
-        return self._examples * (1 / self._parts if rate is None else rate)
-
-    def rows(self, round: int) -> Rows:
-        """The examples of a round, in increasing order.
-
-        Args:
-            round: from 0, below the plan's rounds.
-        """
-        return self._rounds.rows(round)
-
-    @cached_property
-    def _rounds(self) -> ExampleRounds:
-        return ExampleRounds(self._participation, self._examples, self._key(), self._parts)
+    parts = max(participation.min_separation, math.ceil(participation.rounds / participation.participations))
+    if not participation.is_secret and examples < parts:
+        raise ValueError(
+            f"{examples} examples are too few for {parts} rounds in which each takes part once: plan for at most "
+            f"min_separation={examples}"
+        )
+    return parts
 
 
 class Examples:
@@ -69,14 +42,13 @@ class Examples:
         data: `data[i]` is a tuple (*inputs, target) of tensors or numbers, and depends on i alone.
         transform: takes and returns such a tuple; it is called `copies` times for each example.
         copies: how often; 1 without a transform.
-        device: where the tensors go.
 
     Raises:
         TypeError: if an example is no tuple.
         ValueError: for copies without a transform, and without examples.
     """
 
-    def __init__(self, data: Any, transform: Transform | None, copies: int, device: torch.device) -> None:
+    def __init__(self, data: Any, transform: Transform | None, copies: int) -> None:
         if copies < 1 or (copies > 1 and transform is None):
             raise ValueError(
                 "augmentation_multiplicity must be at least 1, and above 1 needs a transform, which is called so often for each "
@@ -94,36 +66,27 @@ class Examples:
                 f"data[i] must be a tuple (*inputs, target), got {type(data[0]).__name__}: wrap the data set in one whose "
                 "__getitem__ returns such a tuple; model(*inputs) and target go to the loss"
             )
-        self._data, self._transform, self._copies, self._device = data, transform, copies, device
+        self._data, self._transform, self._copies = data, transform, copies
 
     def __len__(self) -> int:
         return len(self._data)
 
-    def stack(self, rows: Rows, seed: bytes) -> list[Tensor]:
+    def stack(self, rows: Rows, seed: bytes, device: torch.device) -> list[Tensor]:
         """The examples, each tensor of shape (rows, copies, …).
 
         Args:
             rows: which ones.
             seed: of their randomness.
+            device: where the tensors go.
         """
         if type(self._data) is TensorDataset and self._transform is None:
             index = torch.from_numpy(rows)
             return [
-                part[index.to(part.device, non_blocking=True)].unsqueeze(1).to(self._device)
-                for part in self._data.tensors
+                part[index.to(part.device, non_blocking=True)].unsqueeze(1).to(device) for part in self._data.tensors
             ]
         with seeded(seed):
             read = [default_collate(self._copies_of(int(i), seed)) for i in rows]
-        return [self._stacked(parts) for parts in zip(*read, strict=True)]
-
-    def _stacked(self, parts: tuple[Tensor, ...]) -> Tensor:
-        other = next((part.shape[1:] for part in parts if part.shape != parts[0].shape), None)
-        if other is not None:
-            raise ValueError(
-                f"examples must have one shape, got {tuple(parts[0].shape[1:])} and {tuple(other)}: pad or cut each to a fixed "
-                "one in data[i], or take micro_batch=1, which computes them one by one"
-            )
-        return torch.stack(parts).to(self._device)
+        return [_stacked(parts).to(device) for parts in zip(*read, strict=True)]
 
     def _copies_of(self, i: int, seed: bytes) -> list[Any]:
         torch.default_generator.manual_seed(number_of(seed, f"example {i}"))
@@ -137,6 +100,16 @@ class Examples:
                 f"{type(copies[0]).__name__}"
             )
         return copies
+
+
+def _stacked(parts: tuple[Tensor, ...]) -> Tensor:
+    other = next((part.shape[1:] for part in parts if part.shape != parts[0].shape), None)
+    if other is not None:
+        raise ValueError(
+            f"examples must have one shape, got {tuple(parts[0].shape[1:])} and {tuple(other)}: pad or cut each to a fixed "
+            "one in data[i], or take micro_batch=1, which computes them one by one"
+        )
+    return torch.stack(parts)
 
 
 @contextmanager

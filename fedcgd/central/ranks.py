@@ -8,7 +8,7 @@ Sums without noise pass between the ranks: they are one party, and what connects
 rank that dies is missed by the process group, whose timeout (`init_process_group(timeout=…)`) is how long the others wait.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -23,16 +23,13 @@ Value = TypeVar("Value")
 class Ranks:
     """The processes of `group`, of which this is one; None is this process alone."""
 
-    pieces: Sequence[slice] | None = None
-    """Which coordinates of a sum are here, if each rank has others of them; by default all are everywhere."""
-
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self.rank, self.count = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
     def share(self, size: int) -> slice | None:
-        """Which of `size` coordinates get their noise here, in whole tiles of the noise stream; None is all that are here."""
-        if self._group is None or self.pieces is not None:
+        """Which of `size` coordinates get their noise here, in whole tiles of the noise stream; None is all."""
+        if self._group is None:
             return None
         tiles = -(-size // TILE)
         first, last = (min(tiles * rank // self.count * TILE, size) for rank in (self.rank, self.rank + 1))
@@ -88,8 +85,8 @@ class Ranks:
         return value
 
     def add_up(self, total: Tensor) -> None:
-        """Make `total`, whole numbers, those of all ranks added up, on all ranks, unless each has other coordinates."""
-        if self._group is not None and self.pieces is None:
+        """Make `total`, whole numbers, those of all ranks added up, on all ranks."""
+        if self._group is not None:
             with self.together("add up the round's sum"):
                 dist.all_reduce(total, group=self._group)
 

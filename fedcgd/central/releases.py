@@ -58,7 +58,11 @@ class Releases:
         mode: NoiseMode | None = None,
     ) -> None:
         self._ranks, self.recorded = ranks, record is not None
-        self.lattice = lattice_of(plan, size, relative_loss=GRID_LOSS)
+        lattice = lattice_of(plan, size, relative_loss=GRID_LOSS)
+        self.grid = None if plan.noiseless else lattice
+        """What sums are whole steps of; None without noise."""
+        self.step = 1.0 if plan.noiseless else lattice.step
+        self._size = size
         self._ledger: Ledger | None = None
 
         def opened() -> str:
@@ -76,15 +80,15 @@ class Releases:
         self._nonces: list[int] = []
         self._digests: dict[int, str] = {}
         share = slice(0, 0) if plan.noiseless else ranks.share(size)
-        self._share, self._gathers = share, ranks.count > 1 and not plan.noiseless and ranks.pieces is None
+        self._share, self._gathers = share, ranks.count > 1 and not plan.noiseless
 
         def begin(run: str, device: torch.device) -> None:
             self.run, self._secret, self._device = run, key.noise_of(run), device
-            self._as_array = device.type == "cpu" and share is None and ranks.pieces is None
+            self._as_array = device.type == "cpu" and share is None
             if self._as_array:
-                self._noise = array_noise(plan, key, run, self.lattice, mode)
+                self._noise = array_noise(plan, key, run, lattice, mode)
             else:
-                self._noise = tensor_noise(plan, key, run, self.lattice, mode, share, ranks.pieces)
+                self._noise = tensor_noise(plan, key, run, lattice, mode, share)
 
         def joint(nonce: int, attempt: int) -> int:
             """A nonce that is bound to what every rank has summed."""
@@ -134,17 +138,20 @@ class Releases:
         """Of each released round: which of its noises was used."""
         return tuple(self._nonces)
 
+    def zeros(self, device: torch.device) -> Tensor:
+        """An empty sum: in steps of the grid, int64, or float64 without noise."""
+        return torch.zeros(self._size, dtype=torch.float64 if self.grid is None else torch.int64, device=device)
+
     def release(self, total: Tensor, round: int, rows: Rows) -> Tensor | None:
         """`total` of all ranks with the noise of `round`; None, and no noise, if the round is on record with another sum.
 
         Args:
-            total: this rank's sum in steps of the lattice, int64 or float64; it is changed. Without noise (σ = 0) any float64
-                numbers.
+            total: this rank's sum, begun with `zeros`; it is changed.
             round: from 0, at most `count`.
             rows: the examples in it.
 
         Returns:
-            The noised sum, in steps of the lattice; on record before it is here.
+            The noised sum, in units of `step`; on record before it is here.
 
         Raises:
             ValueError: as the ledger does.

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedcgd.accounting.guarantee import NO_NOISE, Guarantee, large_delta
-from fedcgd.central.batches import Batches, Examples, Transform, seeded
+from fedcgd.central.batches import Examples, Transform, parts_of, seeded
 from fedcgd.central.gradients import ExampleGradients, Loss, as_spread
 from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
-from fedcgd.clipping.per_sample_gradients import add_clipped_rows, clip_factors, rows_at_once
+from fedcgd.clipping.per_sample_gradients import add_clipped_rows, rows_at_once
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.participation.batches import ExampleRounds
 from fedcgd.plan import Plan
 
 
@@ -95,10 +96,10 @@ class PrivateGradient:
         self._sizes = [p.numel() for p in trained.values()]
         if not trained:
             raise ValueError("no parameter of the model is trained: set requires_grad of those that are")
-        self._device, size = next(iter(trained.values())).device, sum(self._sizes)
+        device, size = next(iter(trained.values())).device, sum(self._sizes)
         self._gradients = ExampleGradients(model, loss, spread=group is not None)
-        self._examples = Examples(data, transform, augmentation_multiplicity, self._device)
-        self._batches = Batches(plan.participation, len(data), lambda: self._secret)
+        self._examples = Examples(data, transform, augmentation_multiplicity)
+        parts = parts_of(plan.participation, len(data))
         self._ranks = ranks = Ranks(group)
         settings = {"kind": "central", "examples": len(data), "parameters": size}
         ranks.agree({"plan and data": (repr(plan), settings), "the key": key.fingerprint, "parameters": self._shapes})
@@ -106,17 +107,15 @@ class PrivateGradient:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=2)
         if large := large_delta(plan.delta, len(data), "examples", exposed=1.0):
             warnings.warn(large, stacklevel=2)
-        self._releases = Releases(
-            plan, key, size, record=record, configuration=settings, device=self._device, ranks=ranks
-        )
+        self._releases = Releases(plan, key, size, record=record, configuration=settings, device=device, ranks=ranks)
         self._secret = key.choices_of(self._releases.run)
+        self._batches = ExampleRounds(plan.participation, len(data), self._secret, parts)
         if micro_batch is None:
-            micro_batch = rows_at_once(size, self._device)
+            micro_batch = rows_at_once(size, device)
             if group is not None:
                 micro_batch = max(1, min(micro_batch, math.ceil(self._batches.planned_size / ranks.count)))
         self._micro_batch = micro_batch
-        self._noiseless, self._clip_norm = plan.noiseless, plan.clip_norm
-        self._scale = (1.0 if plan.noiseless else self._releases.lattice.step) / self._batches.planned_size
+        self._scale = self._releases.step / self._batches.planned_size
 
     def __call__(self) -> None:
         """Release the next round into the `grad` of the trained parameters.
@@ -151,27 +150,18 @@ class PrivateGradient:
             )
         rows = self._batches.rows(self._round)
         seed = hashlib.sha256(self._secret + f"fedcgd randomness {self._round}".encode()).digest()
-        total = torch.zeros(
-            sum(self._sizes), dtype=torch.float64 if self._noiseless else torch.int64, device=self._device
-        )
+        device = next(iter(trained.values())).device  # the model may have been moved since the round before
+        total = self._releases.zeros(device)
         with self._ranks.telling_failures():
             values = self._gradients.begin(trained)
             mine = self._micro_batch * self._ranks.count
             for start in range(self._ranks.rank * self._micro_batch, len(rows), mine):
-                examples = self._examples.stack(rows[start : start + self._micro_batch], seed)
-                with seeded(seed, f"model {start}", self._device):
-                    self._add_clipped(total, self._gradients(values, examples))
+                examples = self._examples.stack(rows[start : start + self._micro_batch], seed, device)
+                with seeded(seed, f"model {start}", device):
+                    parts = self._gradients(values, examples)
+                    add_clipped_rows(total, parts, None, self.plan.clip_norm, self._releases.grid)
         self._ranks.agree({"the round": self._round, "the size of micro-batches": self._micro_batch})
         return self._releases.release(total, self._round, rows)
-
-    def _add_clipped(self, total: Tensor, parts: list[Tensor]) -> None:
-        """total += Σ_i min(1, ζ/‖g_i‖)·g_i, each rounded towards zero to the lattice; without noise as it is, in float64."""
-        if self._noiseless:
-            factors = clip_factors(parts, self._clip_norm)
-            total += torch.cat([factors @ part.double().nan_to_num(0, 0, 0) for part in parts])
-            return
-        wanted = torch.ones(len(parts[0]), dtype=torch.bool, device=total.device)
-        add_clipped_rows(total, parts, wanted, self._clip_norm, self._releases.lattice)
 
     @property
     def round(self) -> int:

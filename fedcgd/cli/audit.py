@@ -103,8 +103,8 @@ def opacus_release(plan: Plan, seed: int) -> Release:
         )  # fmt: skip
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):
-            steps = torch.from_numpy(row / releases.lattice.step).round_()
-            noised[t] = releases.release(steps, t, np.arange(0)).numpy() * releases.lattice.step  # type: ignore[union-attr]
+            steps = torch.from_numpy(row / releases.step).round_()
+            noised[t] = releases.release(steps, t, np.arange(0)).numpy() * releases.step  # type: ignore[union-attr]
         return noised
 
     return release

@@ -202,30 +202,39 @@ def _gradient_rows(
 
 
 def add_clipped_rows(
-    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Lattice, unit: float = 1.0
+    total: Tensor, parts: Parts, wanted: Tensor | None, clip_norm: float, grid: Lattice | None, unit: float = 1.0
 ) -> Tensor:
     """total += Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, g_i = row i / unit, each rounded towards zero; in place.
 
     `total` is int64, shape (d,); `parts` are rows of any floating-point type, shape (m, d) together. The result is the factors: 0
-    for a row that is not finite or not `wanted`, which takes no part; 1 for one within the norm. Guarantee: grid.step times each
-    row's term has norm at most clip_norm: the norm is off by at most 2⁻²⁸ of itself (as proved at
+    for a row that is not finite or not `wanted` (None: all are), which takes no part; 1 for one within the norm. Guarantee:
+    grid.step times each row's term has norm at most clip_norm: the norm is off by at most 2⁻²⁸ of itself (as proved at
     `fedcgd.native.vector_kernels.squared_distance`), the factor aims 2⁻²² below the bound, and rounding towards zero makes no
-    entry larger.
+    entry larger. Without a grid `total` is float64 and nothing is rounded, for comparisons without noise.
     """
     if total.device.type != "cpu" and sum(map(torch.numel, parts)) < _COPIED:
         parts = [torch.cat([*parts], dim=1)]
-    factors, form = torch.where(wanted, clip_factors(parts, clip_norm, unit), 0.0), _form_for(parts)
-    scales, begin = factors / (unit * grid.step), 0
+    factors = clip_factors(parts, clip_norm, unit)
+    if wanted is not None:
+        factors = torch.where(wanted, factors, 0.0)
+    scales, begin = factors / (unit * (1.0 if grid is None else grid.step)), 0
     for rows in parts:
-        form.accumulate(rows, scales, total[begin : begin + rows.shape[1]])
+        add_rows(total[begin : begin + rows.shape[1]], rows, scales)
         begin += rows.shape[1]
     return factors
 
 
+def add_rows(total: Tensor, rows: Tensor, scales: Tensor) -> None:
+    """total += Σ_i scales[i]·row i in place, each term rounded towards zero if `total` is int64; rows of scale 0 do not count."""
+    if total.is_floating_point():
+        total += scales @ rows.double().nan_to_num(0, 0, 0)
+    else:
+        _form_for(rows).accumulate(rows, scales, total)
+
+
 def clip_factors(parts: Parts, clip_norm: float, unit: float = 1.0) -> Tensor:
     """min(1, clip_norm/‖row i / unit‖) of each row, float64; 0 for one that is not finite."""
-    form = _form_for(parts)
-    norms = torch.stack([form.squares(rows) for rows in parts]).sum(dim=0).sqrt() / unit
+    norms = torch.stack([_form_for(rows).squares(rows) for rows in parts]).sum(dim=0).sqrt() / unit
     bound = clip_norm * (1 - ROUNDING)
     # Written out for rows within the norm: torch divides by a reciprocal, and bound · (1 / bound) need not be 1.
     factors = torch.where(norms > bound, bound / norms, 1.0)
@@ -241,11 +250,11 @@ class RowPasses(NamedTuple):
     """(rows, factors, total): total += Σ_i rows[i]·factors[i], each rounded towards zero; rows of factor 0 do not count."""
 
 
-def _form_for(parts: Parts) -> RowPasses:
+def _form_for(rows: Tensor) -> RowPasses:
     """By machine code or Triton, where they can: what torch does takes float64 copies of the rows."""
-    if parts[0].device.type != "cpu":
-        return _on_gpu(parts[0].device)
-    return _BY_MACHINE_CODE if all(part.dtype == torch.float32 for part in parts) else _BY_TORCH
+    if rows.device.type != "cpu":
+        return _on_gpu(rows.device)
+    return _BY_MACHINE_CODE if rows.dtype == torch.float32 else _BY_TORCH
 
 
 def _squares(rows: Tensor) -> Tensor:

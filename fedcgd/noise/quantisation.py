@@ -124,10 +124,6 @@ class Lattice:
         return values
 
 
-Grid = Lattice
-"""Its name in earlier versions."""
-
-
 def add_noise(
     total: Integers,
     stream: NoiseStream,

@@ -84,31 +84,6 @@ class TensorNormals:
         return made
 
 
-class PiecedNormals:
-    """As `TensorNormals`, for sums that have only the coordinates in `pieces`, one after the other."""
-
-    def __init__(self, stream: NoiseStream, grid: Lattice, pieces: Sequence[slice]) -> None:
-        lengths = [piece.stop - piece.start for piece in pieces]
-        ends = np.cumsum(lengths).tolist()
-        self._parts = [
-            (slice(end - length, end), TensorNormals(stream, grid, piece.start))
-            for piece, length, end in zip(pieces, lengths, ends, strict=True)
-            if length
-        ]
-
-    def add(self, total: Tensor, terms: Sequence[Term], stddev: float) -> None:
-        for where, part in self._parts:
-            part.add(total[where], terms, stddev)
-
-    def add_row(self, total: Tensor, row: Any, newest: Term, stddev: float) -> None:
-        for where, part in self._parts:
-            part.add_row(total[where], row[where], newest, stddev)
-
-    def vector(self, total: Tensor, round: int, nonce: int) -> Any:
-        parts = [part.vector(total[where], round, nonce) for where, part in self._parts]
-        return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
-
-
 @contextmanager
 def _as_integers(total: Tensor) -> Iterator[NDArray[np.int64]]:
     """The whole numbers that `total` holds; what becomes of them is in `total` afterwards.

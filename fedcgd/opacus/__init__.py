@@ -7,7 +7,7 @@ from fedcgd.support.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from fedcgd.opacus.engine import CorrelatedPrivacyEngine
     from fedcgd.opacus.independence import CrossExampleLeakError, check_independence
-    from fedcgd.opacus.sequences import sequence_loss
+    from fedcgd.opacus.losses import sequence_loss
 
 __all__ = ["CorrelatedPrivacyEngine", "CrossExampleLeakError", "check_independence", "sequence_loss"]
 
@@ -17,6 +17,6 @@ __getattr__ = lazy_exports(
         "CorrelatedPrivacyEngine": "engine",
         "CrossExampleLeakError": "independence",
         "check_independence": "independence",
-        "sequence_loss": "sequences",
+        "sequence_loss": "losses",
     },
 )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcgd.opacus.clipped_sum import PerSampleGradients
+from fedcgd.opacus.clipped_sum import Rows, add_to, norms_of
 
 _ROUNDING = 0.01, 0.001  # relative to the gradients for this parameter, and for all
 _ROUNDING_OF_HALVES = 0.1, 0.05
@@ -33,51 +33,42 @@ class AutogradCheck:
         """Gradients that were noted are of no use any more."""
         self._gradients = {}
 
-    def compare(self, passes: Sequence[Sequence[PerSampleGradients]], scale: Tensor) -> None:
-        """Raise RuntimeError unless the gradients of examples, of each backward pass, add up to those that were noted.
-
-        `scale` is the mean norm of the examples' gradients: a parameter that has none to speak of may have some of its rounding.
-        """
+    def compare(self, passes: Sequence[Sequence[Rows]]) -> None:
+        """Raise RuntimeError unless the gradients of examples, of each backward pass, add up to those that were noted."""
         noted = [self._gradients.get(p, []) for p in self._parameters]
         self._gradients = {}
         count = len(passes[0])
-        # There are none with expanded weights, and earlier ones too where a pass was for something else.
+        # There are earlier ones too where a pass was for something else.
         if not count or any(len(own) != len(noted[0]) for own in noted) or len(noted[0]) < count:
             return
-        off, sizes, halves = [], [], False
+        off, sizes = [], []
+        halves = any(row.dtype in _HALVES for rows in passes for row in rows)
         for rows, gradients in zip(passes, noted, strict=True):
             total = -torch.stack([gradient.to_dense().reshape(-1).double() for gradient in gradients[-count:]]).sum(0)
             size = 0.0
             for row in rows:
-                if row.examples:
-                    share = total.new_full((row.examples,), 1 / row.examples if self._mean else 1.0)
-                    row.add_to(total, share, None)
-                    size += float(share.dot(row.norms(False).norm(dim=1)))
-                    halves |= _dtype_of(row, total) in _HALVES
+                if len(row):
+                    share = total.new_full((len(row),), 1 / len(row) if self._mean else 1.0)
+                    add_to(total, row, share)
+                    size += float(share.dot(norms_of(row)))
             off.append(float(total.norm()))
             sizes.append(size)
-        odd = beyond_rounding(off, sizes, halves, float(scale))
+        odd = beyond_rounding(off, sizes, halves)
         if odd is not None:
             names = {p: name for name, p in self._module.named_parameters()}
             refuse_odd(names[self._parameters[i]] for i in odd)
             self.done = True
 
 
-def _dtype_of(rows: Any, otherwise: Tensor) -> torch.dtype:
-    """In which type gradients of examples, or their factors, were made."""
-    dtype: torch.dtype = getattr(rows, "values", getattr(rows, "b", otherwise)).dtype
-    return dtype
-
-
-def beyond_rounding(off: Sequence[float], sizes: Sequence[float], halves: bool, scale: float = 0.0) -> list[int] | None:
-    """Which of the errors `off` are more than rounding allows, relative to the gradients of all parameters and to `scale`.
+def beyond_rounding(off: Sequence[float], sizes: Sequence[float], halves: bool) -> list[int] | None:
+    """Which of the errors `off` are more than rounding allows, relative to the gradients of this and of all parameters.
 
     `halves`: they were made in 16 bits. None if nothing can be compared, because a gradient is not finite, or all are zero.
     """
     if not _SMALLEST < sum(off) + sum(sizes) < math.inf:
         return None
     own, all_of_them = _ROUNDING_OF_HALVES if halves else _ROUNDING
-    least = all_of_them * max(math.hypot(*sizes), scale) + _SMALLEST
+    least = all_of_them * sum(sizes) + _SMALLEST
     return [i for i, (error, size) in enumerate(zip(off, sizes, strict=True)) if error > own * size + least]
 
 

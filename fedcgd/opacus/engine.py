@@ -13,7 +13,6 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn, optim
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
@@ -26,13 +25,13 @@ from fedcgd.opacus.accountant import NullAccountant, RunAccountant
 from fedcgd.opacus.batches import private_loader
 from fedcgd.opacus.buffers import FirstBuffers
 from fedcgd.opacus.first_batches import FirstBatches
-from fedcgd.opacus.ghost import GhostLoss, GhostModule, with_sample_gradients
+from fedcgd.opacus.ghost import with_sample_gradients
+from fedcgd.opacus.losses import GhostLoss
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
 from fedcgd.opacus.overlap import RunExamples, attach, detach_earlier_runs
 from fedcgd.opacus.plan_arguments import check_clipping, chosen_sampling, plan_from, plan_of, workload_of
 from fedcgd.opacus.private_run import Epoch, GradientSettings, PrivateRun
 from fedcgd.opacus.rounds import Rounds
-from fedcgd.opacus.shards import Shards, check_shards, refuse_shards, reshard
 from fedcgd.opacus.validation import check_fits, check_module, epoch_of, refuse_schedulers
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -65,8 +64,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     docs/central.md where arguments and answers differ from Opacus'). Batches are divided by their expected size.
 
     A model in Opacus' `DifferentiallyPrivateDistributedDataParallel` is trained by all processes of its group, each with its
-    share of every batch and of the noise (`fedcgd.central.ranks`, docs/guides/distributed.md). One in torch's `fully_shard` has
-    the sums, the noise and the gradients of its shards alone on each of them (`fedcgd.opacus.shards`).
+    share of every batch and of the noise (`fedcgd.central.ranks`, docs/guides/distributed.md).
 
     Args:
         key: decides noise and batches: anyone who holds it can remove the noise.
@@ -172,7 +170,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             poisson_sampling: as in Opacus.
             clipping: "flat".
             noise_generator: seeds a simulation, for tests.
-            grad_sample_mode: "hooks", "functorch", "ew" or "ghost"; with the last one linear and embedding layers make no
+            grad_sample_mode: "hooks", "functorch" or "ghost"; with the last one linear and embedding layers make no
                 per-sample gradients, and the criterion is returned too.
             wrap_model: as in Opacus.
             rand_on_empty: False.
@@ -206,7 +204,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         }  # fmt: skip
         ranks = ranks_of(inner)
         with ranks.telling_failures():
-            reshard(inner)
             check_clipping(clipping, max_grad_norm)
             _check_options(rand_on_empty, augmentation_multiplicity, assume_independent)
             epoch = epoch_of(data_loader, accumulation_steps, ranks.count)
@@ -220,20 +217,18 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 gradients=gradients,
                 epoch=epoch,
                 ranks=ranks,
-                shards=_shards_of(inner, optimizer, ranks, grad_sample_mode, assume_independent),
             )
             facts = {} if ranks.count == 1 else run.facts(data_loader)
         ranks.agree(facts)
         accountant = self._begin(run, noise, data_loader.dataset, assume_independent)
         wrapped = with_sample_gradients(
-            module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model
-        )
-        expanded = wrapped if grad_sample_mode == "ew" else None
-        private = CorrelatedOptimizer(run, accountant.rounds, expanded)
+            module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model,
+            copies=augmentation_multiplicity,
+        )  # fmt: skip
+        private = CorrelatedOptimizer(run, accountant.rounds)
         loader = private_loader(data_loader, run, accountant.rounds)
-        called = inner if expanded is None else expanded
-        probing = called.register_forward_pre_hook(FirstBatches(run, accountant, loader).before, with_kwargs=True)
-        attach(inner, [*private.handles, probing, *FirstBuffers(inner).watch(called)], accountant.rounds)
+        probing = inner.register_forward_pre_hook(FirstBatches(run, accountant, loader).before, with_kwargs=True)
+        attach(inner, [*private.handles, probing, *FirstBuffers(inner).watch(inner)], accountant.rounds)
         self._key, self.accountant = run.key, accountant
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
@@ -343,10 +338,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
         Raises:
             ValueError: for a scheduler.
-            TypeError: for a model in fully_shard.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        refuse_shards(arguments.get("module"))
         super().save_checkpoint(**arguments)
 
     def load_checkpoint(
@@ -380,10 +373,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             ValueError: before anything is changed, if the checkpoint is of another plan, or if this engine has released rounds
                 that the checkpoint does not know; and for a scheduler.
             RuntimeError: before `make_private`.
-            TypeError: for a model in fully_shard.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        refuse_shards(module)
         if not isinstance(self.accountant, RunAccountant):
             raise RuntimeError("call make_private first, with the plan of the checkpoint")  # noqa: TRY004
         # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
@@ -396,8 +387,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 f"{path} holds no checkpoint, or more than tensors and plain values; save_checkpoint makes one"
             ) from error
         state = checkpoint.pop("optimizer_state_dict", {})
-        if optimizer is not None and state:
-            _check_kind(state, optimizer)
         self.accountant.load_state_dict(run)
         module.load_state_dict(model, **(module_load_dict_kwargs or {}))
         if optimizer is not None and state:
@@ -423,12 +412,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             )
         if large := large_delta(plan.delta, epoch.examples, "examples", exposed=1.0):
             warnings.warn(large, stacklevel=3)
-        try:
-            plan.to_description()
-        except ValueError as error:
-            if self._record is not None:
-                raise
-            warnings.warn(f"this run can be trained, but not saved (save_checkpoint will fail): {error}", stacklevel=3)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
 
@@ -475,7 +458,7 @@ def ranks_of(module: nn.Module) -> Ranks:
     Raises:
         RuntimeError: if there is no process group for a model that is made for one.
     """
-    if not isinstance(module, DifferentiallyPrivateDistributedDataParallel | FSDPModule):
+    if not isinstance(module, DifferentiallyPrivateDistributedDataParallel):
         return Ranks(None)
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
@@ -483,36 +466,6 @@ def ranks_of(module: nn.Module) -> Ranks:
             "torch.distributed.init_process_group first"
         )
     return Ranks(dist.group.WORLD)
-
-
-def _shards_of(
-    module: nn.Module, optimizer: optim.Optimizer, ranks: Ranks, mode: str, assume_independent: str | None
-) -> Shards | None:
-    """What of `module` is on this rank, if its parameters are spread over all; raises for what they are not spread for."""
-    if not isinstance(module, FSDPModule):
-        return None
-    check_shards(module, ranks.count, mode, {*GhostModule.GRAD_SAMPLERS, *GhostModule.factors})
-    if assume_independent is None:
-        raise ValueError(
-            "batches of a model in fully_shard are not looked at for examples that meet: give the whole model and a batch to "
-            "fedcgd.opacus.check_independence, in one process, before fully_shard, and say so in assume_independent="
-        )
-    return Shards(module, [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad], ranks)
-
-
-def _check_kind(state: dict[str, Any], optimizer: optim.Optimizer) -> None:
-    """Raise ValueError if `state` is of another kind of optimizer, or of other groups of parameters."""
-    saved, here = (
-        [(set(group) - {"params"}, len(group["params"])) for group in one["param_groups"]]
-        for one in (state, optimizer.state_dict())
-    )
-    if saved != here:
-        names = sorted({name for one, other in zip(saved, here, strict=False) for name in one[0] ^ other[0]})
-        raise ValueError(
-            "the checkpoint's optimizer is of another kind, or has other groups of parameters"
-            + (f" (one of them has {', '.join(names)}, the other not)" if names else "")
-            + ": make the same one again, or leave optimizer out to begin with a new state"
-        )
 
 
 def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_independent: str | None) -> None:

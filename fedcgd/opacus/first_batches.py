@@ -41,7 +41,6 @@ class FirstBatches:
             run.gradients.copies,
             run.gradients.mode,
         )
-        self._active = run.shards is None  # else the processes make each pass together
         self._batches, self._next, self._collation_seen = 0, 1, False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,11 +53,7 @@ class FirstBatches:
         if accountant is None or not torch.is_grad_enabled() or not self._rounds.issued():
             return
         _refuse_outside_parameters((args, kwargs))
-        if (
-            not self._module.training
-            or not self._active
-            or not any(hasattr(p, "grad_sample") for p in self._module.parameters())
-        ):
+        if not self._module.training or not any(hasattr(p, "grad_sample") for p in self._module.parameters()):
             return
         self._batches += 1
         try:
@@ -95,11 +90,6 @@ class FirstBatches:
         batch, collate = self._loader.collate_fn.take_latest(), self._loader.collate_fn.wrapped_collator_fn
         if batch is None or self._dim != 0:
             return
-        if rows_are_mixed(given, batch):
-            raise CrossExampleLeakError(
-                "the rows that the model is given are each a mixture of two rows of the loader's batch (mixup): an example is in "
-                "two gradients, each clipped by itself, and ε counts one. Leave the mixing out"
-            )
         arguments, dataset = _as_called(given, batch), self._loader.dataset
         call = None if arguments is None else lambda module, other: _call(module, arguments(other))
         with same_random_numbers(()):
@@ -135,31 +125,6 @@ def _as_called(given: Any, batch: Any) -> Callable[[Any], Any] | None:
         return tree_unflatten(changed, spec)
 
     return arguments
-
-
-def rows_are_mixed(given: Any, delivered: Any) -> bool:
-    """Whether most rows of a tensor in `given` are a·(row i) + b·(row j) of one in `delivered`, each row in at most two of them.
-
-    What is done to an example by itself leaves the span of the rows, or is a multiple of one. False too where that cannot be
-    told: for rows in half precision, more than 512, as many as half of the numbers in one, or combinations of one another.
-    """
-    return any(_mixed(made, rows) for made in tensors_of(given) for rows in tensors_of(delivered))
-
-
-def _mixed(made: Tensor, rows: Tensor) -> bool:
-    if made.shape != rows.shape or made.dim() < 2 or not 2 <= len(rows) <= 512 or made.dtype.itemsize < 4:
-        return False
-    mixed, own = (t.detach().cpu().flatten(1)[:, :: -(-t[0].numel() // 4096)].double() for t in (made, rows))
-    if not rows.is_floating_point() or own.shape[1] < 2 * len(own) or torch.equal(mixed, own):
-        return False
-    own = own / own.norm(dim=1, keepdim=True)
-    if not own.isfinite().all() or not bool((torch.linalg.svdvals(own) > 1e-4).all()):
-        return False
-    shares: Tensor = torch.linalg.lstsq(own.T, mixed.T).solution.T
-    inside = (mixed - shares @ own).norm(dim=1) <= 1e-5 * mixed.norm(dim=1)
-    parts = shares.abs() > 1e-3 * mixed.norm(dim=1, keepdim=True)
-    few = bool((parts.sum(0) <= 2).all()) and bool((parts.sum(1) <= 2).all())
-    return bool(inside.all()) and few and 2 * int((parts.sum(1) == 2).sum()) > len(parts)
 
 
 def _refuse_outside_parameters(given: Any) -> None:

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import default_collate
 
-from fedcgd.opacus.clipped_sum import passes_of
+from fedcgd.opacus.clipped_sum import norms_of, passes_of
 from fedcgd.opacus.ghost import remove_sample_hooks, with_sample_gradients
 
 Call = Callable[[nn.Module, Any], Any]
@@ -151,7 +151,7 @@ class IndependenceProbe:
         rows: int | None = None,
     ) -> None:
         self._module, self._call, self._dim = module, call, batch_dim
-        self._mode = "hooks" if mode == "ew" else mode  # whose layers make their gradients by themselves
+        self._mode = mode
         self._batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, batch)
         sizes = [t.shape[batch_dim] for t in tensors_of(batch) if t.dim() > batch_dim]
         self._rows = max(sizes[:1], default=0) if rows is None else rows
@@ -303,7 +303,7 @@ class IndependenceProbe:
                     raise InPlaceError from error
                 raise
             made = [] if hooks is None else self._gradients(module, outputs, replaced)
-            norms = [one.norms(False) for _, one in made]
+            norms = [norms_of(one)[:, None] for _, one in made]
         table = torch.cat(norms, dim=1) if norms else torch.zeros(self._rows, 0, dtype=torch.float64)
         return _Trace([t.detach() for t in outputs], [name for name, _ in made], table, shapes)
 
@@ -323,7 +323,7 @@ class IndependenceProbe:
                 outputs, slopes
             )  # some have none in this way, as checkpoints that are entered again
         named = [(name, one) for name, p in module.named_parameters() if p.requires_grad for one in passes_of(p)]
-        return [(name, one) for name, one in named if one.examples == self._rows]  # others the step refuses
+        return [(name, one) for name, one in named if len(one) == self._rows]  # others the step refuses
 
     def _with_rows(self, source: Tensor) -> Any:
         """The batch, whose row i is row `source[i]`."""

@@ -2,9 +2,8 @@
 
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -15,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import AutogradCheck
-from fedcgd.opacus.clipped_sum import Clipped, PerSampleGradients, check_passes, check_size, clip_factors, passes_of
-from fedcgd.opacus.ghost import forget_samples, refuse_recomputing
+from fedcgd.opacus.clipped_sum import Rows as GradientRows
+from fedcgd.opacus.clipped_sum import add_clipped, check_passes, passes_of
+from fedcgd.opacus.ghost import forget_samples
 from fedcgd.opacus.private_run import PrivateRun
 from fedcgd.opacus.rounds import PendingRound, Rounds, StepError
-from fedcgd.opacus.shards import local, reshard, set_gradient
 from fedcgd.participation.samplings import Rows
 
 _PLANNED = ("max_grad_norm", "noise_multiplier", "expected_batch_size")
@@ -37,13 +36,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     Args:
         run: what is trained, and how.
         rounds: of the run.
-        expanded: what makes the weights of the model expanded ones, if anything does.
     """
 
     _step_supports_amp_scaling = True
     """Makes a GradScaler say that it is there, by setting `found_inf`, so that `step` can refuse it."""
 
-    def __init__(self, run: PrivateRun, rounds: Rounds, expanded: nn.Module | None = None) -> None:
+    def __init__(self, run: PrivateRun, rounds: Rounds) -> None:
         self._run, self._rounds, self._module, self._ranks = run, rounds, run.module, run.ranks
         self._released = False
         super().__init__(
@@ -58,26 +56,14 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._known = self._parameters()
         self._autograd: AutogradCheck | None = AutogradCheck(run.module, self._trained, self.loss_reduction == "mean")
         """Until it has compared something."""
-        self._sizes = [local(p).numel() for p in self._trained]
-        """How many numbers of each trained parameter are here."""
-        self._scale = 1.0 if run.plan.noiseless else rounds.releases.lattice.step
-        self._rows = _SameRows()
+        self._sizes = [p.numel() for p in self._trained]
         # Weakly: Python does not find a circle through a tensor's hooks, and would keep the model for ever.
         forget = partial(_forget_raw_gradient, WeakMethod(self._autograd.keep))
-        whole = self._trained if run.shards is None else run.shards.whole_parameters()
         self.handles: list[RemovableHandle] = [
             run.optimizer.register_step_pre_hook(self._only_after_a_release),
-            *(
-                one.register_post_accumulate_grad_hook(partial(forget, p))  # type: ignore[no-untyped-call]
-                for p, one in zip(self._trained, whole, strict=True)
-            ),
+            *(p.register_post_accumulate_grad_hook(forget) for p in self._trained),  # type: ignore[no-untyped-call]
         ]
         """Of all that is attached to the model and to the wrapped optimizer."""
-        if expanded is not None:
-            self.handles.append(expanded.register_forward_pre_hook(self._rows.check, with_kwargs=True))
-            for layer in run.module.modules():
-                if any(p.requires_grad for p in layer.parameters(recurse=False)):
-                    self.handles.append(layer.register_forward_pre_hook(refuse_recomputing))
         rounds.listener = self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -117,17 +103,15 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def pre_step(self, closure: Callable[[], float] | None = None) -> bool:
         """Clip and add to the round's sum; if the batch is complete, release it into `grad` and return True."""
         try:
-            # With shards the others may wait elsewhere than in `agree`, and miss this rank when it ends.
-            with self._ranks.telling_failures() if self._run.shards is None else nullcontext():
+            with self._ranks.telling_failures():
                 pending = self._rounds.pending
                 self._clip_and_sum(pending)
                 skipped = bool(pending.skips) and pending.skips.pop(0)
                 if skipped or pending.parts_left:
                     return False
                 ended = self._rounds.complete()
-                check_size(len(ended.rows), 1)
-                total = self._sum_of(ended)
-            if not self._release(total, ended.rows):
+                assert ended.total is not None
+            if not self._release(ended.total, ended.rows):
                 return False
         except BaseException:
             self._rounds.abandon()
@@ -138,112 +122,49 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _clip_and_sum(self, pending: PendingRound) -> None:
         """Use up the gradients of the backward passes since the last step."""
-        last, shards = not pending.parts_left, self._run.shards
-        if shards is not None:
-            if pending.skips:
-                raise StepError(
-                    "physical batches",
-                    "BatchMemoryManager gives the processes different numbers of batches, and those of a model in fully_shard "
-                    "make each pass together: give make_private accumulation_steps",
-                )
-            if last:  # layers may stay whole until then (`set_reshard_after_backward`), and have no parameters of ours meanwhile
-                reshard(self._module)
-        if last or shards is None:
-            self._check_parameters()
-        passes = self._take_passes(pending)
-        clipped: list[Clipped] = []
-        scale = torch.zeros((), dtype=torch.float64, device=self._trained[0].device)
+        self._check_parameters()
+        passes, releases = self._take_passes(pending), self._rounds.releases
+        if pending.total is None:
+            pending.total = releases.zeros(self._trained[0].device)
+        totals = torch.split(pending.total, self._sizes)
         for rows in zip(*passes, strict=True):
             averaged = check_passes(self._module, self._trained, rows, self._run.gradients.copies)
-            pending.clipped += averaged[0].examples
-            check_size(pending.examples, max(row.length for row in averaged))
-            if pending.clipped > pending.examples:  # `complete` will raise
-                continue
-            norms, factors, usable = clip_factors(averaged, self._run.plan.clip_norm)
-            clipped.append(Clipped(averaged, factors, usable))
-            if last and self._run.plan.noiseless:
-                self._compare_norms(norms)
-            if self._autograd is not None:
-                scale += norms.nan_to_num(0.0, 0.0).sum() / (max(len(norms), 1) if self.loss_reduction == "mean" else 1)
-        if shards is not None:
-            pending.total = self._zeros() if pending.total is None else pending.total
-            shards.add(clipped, pending.kept, torch.split(pending.total, self._sizes), self._to_steps, last=last)
-        else:
-            pending.part = self._zeros() if pending.part is None else pending.part
-            for i, sums in enumerate(torch.split(pending.part, self._sizes)):
-                for one in clipped:
-                    one.add_to(sums, i)
+            pending.clipped += len(averaged[0])
+            if pending.clipped <= pending.examples:  # else `complete` will raise
+                add_clipped(totals, averaged, self._run.plan.clip_norm, releases.grid)
         if self._autograd is not None:
-            self._autograd.compare(passes, scale)
+            self._autograd.compare(passes)
             if self._autograd.done:
                 self._autograd = None
-
-    def _zeros(self) -> Tensor:
-        return torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._trained[0].device)
-
-    def _to_steps(self, total: Tensor) -> None:
-        """Make the sum of a part of a round whole steps of the lattice: such sums add up to the same bits in any order."""
-        if not self._run.plan.noiseless:
-            total.div_(self._scale).round_()
-
-    def _sum_of(self, pending: PendingRound) -> Tensor:
-        """The sum of all parts so far, in whole steps."""
-        part, pending.part = pending.part, None
-        if part is not None:
-            self._to_steps(part)
-            pending.total = part if pending.total is None else pending.total.add_(part)
-        assert pending.total is not None
-        return pending.total
-
-    def _compare_norms(self, norms: Tensor) -> None:
-        """Warn if the clip norm is far above the norms, in the first round of a run without noise: else it would tell of them."""
-        plan = self._run.plan
-        if self._rounds.releases.count or not len(norms):
-            return
-        if 0 < (longest := float(norms.nan_to_num(0.0, 0.0).max())) < plan.clip_norm / 1000:
-            warnings.warn(
-                f"max_grad_norm is {plan.clip_norm:g}, and the longest gradient of the first examples is {longest:.3g}: noise "
-                "follows max_grad_norm, and in a private run nothing of the gradients would be left. Take one near their norms, "
-                "such as 1",
-                stacklevel=5,
-            )
 
     def _release(self, total: Tensor, rows: Rows) -> bool:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
         if self._ranks.count > 1:
-            nonces = self._rounds.releases.nonces
-            # Of a model that is spread over the ranks each has another part: there is nothing to compare.
-            model = None if self._run.shards else [_sum_of_bits(p) for p in self._trained]
+            releases = self._rounds.releases
             self._ranks.agree({
-                "which rounds are released": (self._rounds.releases.run, len(nonces), nonces[-1:], self._rounds.next),
-                "the number of its examples": len(rows), "the model, as it was after the last step": model,
+                "which rounds are released": (releases.run, releases.count, releases.nonces[-1:], self._rounds.next),
+                "the number of its examples": len(rows),
             })  # fmt: skip
         noised = self._rounds.release(total, rows)
         if noised is None:
             return False
-        mean = noised.double() * (self._scale / (self.expected_batch_size if self.loss_reduction == "mean" else 1.0))
+        mean = noised.double()
+        mean *= self._rounds.releases.step / (self.expected_batch_size if self.loss_reduction == "mean" else 1.0)
         for group in self.original_optimizer.param_groups:
             for p in group["params"]:
                 p.grad = None
         for p, part in zip(self._trained, torch.split(mean, self._sizes), strict=True):
-            if self._run.shards is None:
-                p.grad = part.view_as(p).to(p.dtype)
-            else:
-                set_gradient(p, part)
+            p.grad = part.view_as(p).to(p.dtype)
         return True
 
-    def _take_passes(self, pending: PendingRound) -> list[list[PerSampleGradients]]:
+    def _take_passes(self, pending: PendingRound) -> list[list[GradientRows]]:
         """For each trained parameter its per-sample gradients, one entry for each backward pass. They are forgotten with this."""
-        self._rows.count = None
-        passes, half = [], []
+        passes = [passes_of(p) for p in self._trained]
+        half = [p for p in self._trained if p._forward_counter]
         for p in self._trained:
-            passes.append(passes_of(p))
-            if getattr(p, "_forward_counter", 0):  # there is none with expanded weights
-                half.append(p)
             p.grad_sample = None
         counts = [*map(len, passes)]
-        lacking = min(counts) != max(counts) or (not counts[0] and pending.clipped < pending.examples)
-        if lacking or (self._run.shards is not None and not any(passes)):
+        if min(counts) != max(counts) or (not counts[0] and pending.clipped < pending.examples):
             raise StepError("no gradients", _why_there_are_none(self._module, half, any(passes)))
         return passes
 
@@ -251,30 +172,19 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
         if self._autograd is not None:
             self._autograd.forget()
-        self._rows.count = None
-        if self._run.shards is not None:
-            reshard(self._module)
         for module in self._module.modules():
             for name in ("activations", "max_batch_len"):
-                if name in module.__dict__:
-                    delattr(module, name)
+                vars(module).pop(name, None)
         for p in self._trained:
             p.grad = None
             forget_samples(p)
 
     def on_part(self) -> None:
         """Clip and add what backward passes have left, if they have, before another part of the round's batch."""
-        pending = self._rounds.pending
         if any(passes_of(p) for p in self._trained):
-            self._clip_and_sum(pending)
-        if self._run.shards is None and pending.part is not None:
-            self._sum_of(pending)
+            self._clip_and_sum(self._rounds.pending)
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "the private optimizer cannot be copied or pickled: two copies would release the round under way twice. Use the "
-            "engine's save_checkpoint, or state_dict; copy the module alone, and make another engine for another run"
-        )
+    __getstate__ = Rounds.__getstate__
 
     def _parameters(self) -> list[tuple[int, torch.dtype, bool]]:
         """Which parameters there are, in the optimizer and in the module, of which type, and which of them move."""
@@ -309,25 +219,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             )
 
 
-class _SameRows:
-    """With expanded weights: of how many rows the forward passes since the last step were, which add all their gradients up."""
-
-    count: int | None = None
-
-    def check(self, _module: nn.Module, inputs: tuple[Any, ...], by_keyword: dict[str, Any]) -> None:
-        """A pre-hook: raises for another number of rows, which would be added to rows of other examples (one row to all)."""
-        if not torch.is_grad_enabled():
-            return
-        rows = next(len(t) for t in (*inputs, *by_keyword.values()) if isinstance(t, Tensor))
-        if self.count not in (None, rows):
-            raise StepError(
-                "rows",
-                f"a forward pass of {rows} rows after one of {self.count} since the last step: grad_sample_mode 'ew' adds up the "
-                "gradients of all of them, row by row. Use grad_sample_mode 'hooks', or rows of the same examples in each pass",
-            )
-        self.count = rows
-
-
 @contextmanager
 def _defer_sigint() -> Iterator[None]:
     """Let Ctrl-C wait until this is left; signals reach the main thread alone, and its handler is called then."""
@@ -343,12 +234,6 @@ def _defer_sigint() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if waiting:
             signal.raise_signal(signal.SIGINT)
-
-
-def _sum_of_bits(values: Tensor) -> int:
-    """The same on every device, and, but for a coincidence, for no other model."""
-    words = torch.int32 if values.element_size() % 4 == 0 else torch.int16
-    return int(values.detach().reshape(-1).view(words).sum(dtype=torch.int64))
 
 
 def _why_there_are_none(module: nn.Module, half: list[Any], some: bool) -> str:
@@ -368,21 +253,14 @@ def _why_there_are_none(module: nn.Module, half: list[Any], some: bool) -> str:
         why = (
             "Each must be used in the forward pass of the module that the engine returned, in train mode, with one backward pass "
             "for each forward pass, and zero_grad not between backward and step. Freeze parameters that are not used, before "
-            "make_private; a trained layer that is in eval mode makes none. A model in fully_shard makes each pass on all "
-            "processes together: also that of a part without examples"
+            "make_private; a trained layer that is in eval mode makes none"
         )
     return f"there are no gradients of examples for {'some' if some else 'any'} of the parameters. {why}"
 
 
-def _forget_raw_gradient(keep: Callable[[], Callable[[Any, Tensor], None] | None], p: Any, whole: Any) -> None:
-    """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private.
-
-    `whole` is what was used in the place of `p`, if that is a shard; then FSDP is to find nothing.
-    """
-    if hasattr(p, "grad_sample") and whole.grad is not None:
+def _forget_raw_gradient(keep: Callable[[], Callable[[Any, Tensor], None] | None], p: Any) -> None:
+    """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
+    if hasattr(p, "grad_sample") and p.grad is not None:
         if (kept := keep()) is not None:
-            kept(p, whole.grad)
-        if whole is p:
-            p.grad.zero_()
-        else:
-            whole.grad = None
+            kept(p, p.grad)
+        p.grad.zero_()

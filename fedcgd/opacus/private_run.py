@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from fedcgd.central.ranks import Ranks
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.independence import same_random_numbers, seed_all
-from fedcgd.opacus.shards import Shards
 from fedcgd.plan import Plan
 
 
@@ -49,8 +48,6 @@ class PrivateRun:
     gradients: GradientSettings
     epoch: Epoch
     ranks: Ranks
-    shards: Shards | None
-    """Of a model whose parameters are spread over the ranks."""
 
     @property
     def trained(self) -> list[nn.Parameter]:

@@ -1,7 +1,7 @@
 """The rounds of a run: what may happen between the loader that issues a batch and the step that releases it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -33,26 +33,10 @@ class PendingRound:
     """How many the loader has issued here."""
     clipped: int = 0
     """The gradients of how many are in the sums."""
-    part: Tensor | None = None
-    """The sum of the clipped gradients of the part under way, flat, float64; None is zero."""
     total: Tensor | None = None
-    """That of earlier parts, in whole steps of the lattice; None is zero."""
-    kept: list[Any] = field(default_factory=list)
-    """Clipped gradients of parts that are in neither sum yet, of a model that is spread over the ranks."""
+    """The sum of the clipped gradients so far, flat, in whole steps of the lattice; None is zero."""
     skips: list[bool] = field(default_factory=list)
     """For each part of the batch that `BatchMemoryManager` made, whether the step after it only adds to the sum."""
-
-
-class StepListener(Protocol):
-    """Who prepares the model for batches: the private optimizer."""
-
-    def on_batch(self) -> None:
-        """A round begins: whatever is left of the one before it has to go."""
-        ...
-
-    def on_part(self) -> None:
-        """Another part of the round's batch is about to be issued: the gradients of those before it are clipped and added."""
-        ...
 
 
 class Rounds:
@@ -73,7 +57,8 @@ class Rounds:
         """The round of the next step: one that is released already is computed again."""
         self.loop = 0
         """The number of the loop over the loader that began last: only it is given batches."""
-        self.listener: StepListener | None = None
+        self.listener: Any = None
+        """The private optimizer: `on_batch` forgets what is left of an earlier round, `on_part` adds what is there to the sum."""
         self._examples, self._ended = examples, False
         self._pending: PendingRound | None = None
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import nn, optim
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.utils.data import (
     BatchSampler,
@@ -19,12 +19,16 @@ from torch.utils.data import (
 
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.ghost import layer_type
 from fedcgd.opacus.overlap import origins_of
 from fedcgd.opacus.private_run import Epoch
 from fedcgd.participation import Participation
 
-_DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
+_DISTRIBUTED = (
+    nn.parallel.DistributedDataParallel,
+    nn.DataParallel,
+    FullyShardedDataParallel,
+    DifferentiallyPrivateDistributedDataParallel,
+)
 
 
 def epoch_of(data_loader: DataLoader[Any], accumulation_steps: int, ranks: int = 1) -> Epoch:
@@ -147,52 +151,21 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
             raise ValueError(
                 f"{name!r} has max_norm: it changes the embeddings of the tokens that it sees, without clipping or noise"
             )
-        if getattr(layer, "scale_grad_by_freq", False):
-            raise ValueError(
-                f"{name!r} has scale_grad_by_freq: it divides gradients by how often a token occurs in the batch, among all its "
-                "examples"
-            )
-        if mode in ("hooks", "ghost") and getattr(layer, "padding_mode", "zeros") != "zeros" and _is_trained(layer):
-            raise ValueError(
-                f"{name!r} has the padding_mode {layer.padding_mode!r}, and Opacus makes the gradients of examples as if it were "
-                "'zeros'; take grad_sample_mode='functorch', or pad in a layer before it"
-            )
-        if (
-            mode in ("hooks", "ghost")
-            and layer_type(layer) is nn.LayerNorm
-            and getattr(layer, "bias", None) is None
-            and _is_trained(layer)
-        ):
-            raise ValueError(
-                f"{name!r} is a LayerNorm without bias, which Opacus has no gradients of: take 'functorch'"
-            )
-        if mode in ("ew", "functorch") and getattr(layer, "padding_idx", None) is not None and _is_trained(layer):
-            raise ValueError(
-                f"{name!r} has a padding_idx, whose row grad_sample_mode {mode!r} trains like others; take 'hooks'"
-            )
+        if mode == "functorch" and getattr(layer, "padding_idx", None) is not None and _is_trained(layer):
+            raise ValueError(f"{name!r} has a padding_idx, whose row 'functorch' trains like others; take 'hooks'")
 
 
 def _refuse_other_processes(module: nn.Module) -> None:
-    """Raise TypeError for a model of several processes whose sums nobody would add up: those of Opacus' own and FSDP2's are."""
+    """Raise TypeError for a model of several processes whose sums nobody would add up: those of Opacus' own are."""
     for layer in module.modules():
-        name = type(layer).__name__
-        if isinstance(layer, FullyShardedDataParallel):
+        spread = any(isinstance(p, DTensor) for p in layer.parameters(recurse=False))
+        allowed = layer is module and isinstance(layer, DifferentiallyPrivateDistributedDataParallel)
+        if spread or (isinstance(layer, _DISTRIBUTED) and not allowed):
             raise TypeError(
-                f"{name} is not supported: it has parameters of several layers in one. Take torch.distributed.fsdp.fully_shard"
-            )
-        if not isinstance(module, FSDPModule) and any(isinstance(p, DTensor) for p in layer.parameters(recurse=False)):
-            raise TypeError(
-                f"{name} is not supported there: its parameters are spread over the processes, and the whole model's are not. "
-                "Call torch.distributed.fsdp.fully_shard of the whole model, too, or put it into "
-                "opacus.distributed.DifferentiallyPrivateDistributedDataParallel as it was"
-            )
-        if isinstance(layer, _DISTRIBUTED) and not (
-            layer is module and isinstance(layer, DifferentiallyPrivateDistributedDataParallel)
-        ):
-            raise TypeError(
-                f"{name} is not supported there: it would add gradients up before they are clipped, or nothing would. Put "
+                f"{type(layer).__name__} is not supported there: it would add gradients up before they are clipped, or nothing "
+                "would, or its parameters are spread over the processes. Put "
                 "opacus.distributed.DifferentiallyPrivateDistributedDataParallel around the whole model, once, in a process for "
-                "each device"
+                "each device; a model in fully_shard is trained by fedcgd.central.PrivateGradient"
             )
 
 

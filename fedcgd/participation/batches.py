@@ -36,13 +36,22 @@ class ExampleRounds:
         Args:
             round: from 0, below the plan's rounds.
         """
-        rows = self.groups[round % len(self.groups)]
-        rate = self.participation.scheme.coin(self.participation)
+        rows, rate = self.groups[round % len(self.groups)], self._coin
         if rate is None or rate >= 1:
             return rows
         stream = hashlib.shake_256(self.key + b"fedcgd batches " + f"round {round}".encode())
         draws = np.frombuffer(stream.digest(8 * len(rows)), dtype="<u8")
         return rows[draws < np.uint64(int(rate * DRAWS))]  # as integers, so that no rounding raises the rate
+
+    @property
+    def planned_size(self) -> float:
+        """How many examples a round has by the plan, which sums are divided by."""
+        rate = self.participation.expected_rate
+        return self.examples * (1 / self.parts if rate is None else rate)
+
+    @cached_property
+    def _coin(self) -> float | None:
+        return self.participation.scheme.coin(self.participation)
 
     @cached_property
     def groups(self) -> list[Rows]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NONCE_BYTES, NoiseKey
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.noise.tensors import PiecedNormals, TensorNormals, sum_digest
+from fedcgd.noise.tensors import TensorNormals, sum_digest
 from fedcgd.plan import Plan
 from fedcgd.release.run_noise import NoiseMode, NoiseSource, RunNoise
 
@@ -20,24 +20,17 @@ def tensor_noise(
     lattice: Lattice,
     mode: NoiseMode | None = None,
     share: slice | None = None,
-    pieces: Sequence[slice] | None = None,
 ) -> RunNoise:
     """As `array_noise`, for sums that are float64 tensors of whole steps: what central training uses.
 
-    With a `share`, some coordinates in a row, only these get their noise: others make the noise of the others. With `pieces` of
-    the coordinates, sums are of these alone, one after the other.
+    With a `share`, some coordinates in a row, only these get their noise: others make the noise of the others.
     """
 
     def nonce_of(total: Tensor, earlier: Sequence[int], attempt: int) -> int:
         digest = sum_digest(total, key.noise_of(stream_id))
         return key.nonce_of(stream_id, digest, earlier=earlier, attempt=attempt)
 
-    stream = NoiseStream(key.noise_of(stream_id))
-    normals = (
-        TensorNormals(stream, lattice, 0 if share is None else share.start)
-        if pieces is None
-        else PiecedNormals(stream, lattice, pieces)
-    )
+    normals = TensorNormals(NoiseStream(key.noise_of(stream_id)), lattice, 0 if share is None else share.start)
     source = NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode)
     return RunNoise(source, lattice, plan.stddev, nonce_of, share)
 

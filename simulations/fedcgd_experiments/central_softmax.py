@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcgd.central.batches import Batches
+from fedcgd.central.batches import parts_of
 from fedcgd.central.releases import GRID_LOSS
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import Mechanism
@@ -18,6 +18,7 @@ from fedcgd.noise.kernels import normals
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import DITHER, Lattice, add_values
 from fedcgd.opacus.clipped_sum import MARGIN
+from fedcgd.participation.batches import ExampleRounds
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 from fedcgd_experiments.point import Descent, descent
@@ -52,7 +53,8 @@ def train_softmax(
     move = _moves(models, [how for _, how in runs], rounds)
     norms = torch.tensor([plan.clip_norm * (1 - MARGIN) for plan, _ in runs])
     noise = _Noise([plan for plan, _ in runs], key, models.shape[1])
-    batches = Batches(plan.participation, len(train), lambda: key.choices_of(""))
+    parts = parts_of(plan.participation, len(train))
+    batches = ExampleRounds(plan.participation, len(train), key.choices_of(""), parts)
     expected = len(train) / steps
     for round in range(rounds):
         batch = torch.from_numpy(batches.rows(round))

@@ -343,7 +343,7 @@ def tune_command(out: Out, only: str | None = None, device: str = "cpu") -> None
 BASELINES: dict[str, Callable[[Recipe], bool]] = {
     "full batch": lambda recipe: recipe.steps == 1,
     "poisson": lambda recipe: recipe.sampling == "poisson",
-    "anything, nothing secret": lambda recipe: recipe.sampling == "none",
+    "anything, without amplification": lambda recipe: recipe.sampling == "none",
     "anything": lambda recipe: True,
 }
 SECRETS: dict[str, tuple[str, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
@@ -600,7 +600,7 @@ def table_command(out: Out) -> None:
     cells = judgements(read(out))
     show(cells, [*BASELINES, *(plan_label(label, known=known) for label in SECRETS for known in (False, True))])
     compared = (
-        ("nothing", "anything, nothing secret"), ("nothing", "full batch"), ("nothing", "poisson"),
+        ("nothing", "anything, without amplification"), ("nothing", "full batch"), ("nothing", "poisson"),
         ("poisson or bins", "poisson"), ("poisson or bins", "anything"),
     )  # fmt: skip
     groups = (
@@ -615,7 +615,7 @@ def table_command(out: Out) -> None:
     proxies = list(dict.fromkeys(proxy for each in PROXIES.values() for proxy in each))
     rehearsed = {cell: each for cell, each in cells.items() if any(proxy_label(proxy, 1) in each for proxy in proxies)}
     tried = {proxy_label(proxy, repeats): (proxy, repeats) for repeats, proxy in product((1, TRIAL.repeats), proxies)}
-    baseline, theory = "anything, nothing secret", plan_label("nothing", known=False)
+    baseline, theory = "anything, without amplification", plan_label("nothing", known=False)
     show(rehearsed, [baseline, theory, *tried])
     pairs: dict[str, list[tuple[float, float]]] = {}
     for ((name, *_), each), (label, (proxy, repeats)) in product(rehearsed.items(), tried.items()):

@@ -4,7 +4,8 @@
     python -m fedcgd_experiments.real_data run sheet.json rows.jsonl --data-dir DATA --minutes 9
 
 Many models at once (`stacked_cnn`, `batched_descent`), with the noise of each mechanism at its σ from a seeded generator: no
-key, no lattice. Rows are written as they come, and what is there is not trained again.
+key, no lattice. Rows are written as they come, and what is there is not trained again: to
+judge a changed planner, take its rows out.
 """
 
 import json
@@ -86,7 +87,10 @@ TABLE_3 = {
     8.0: ("lambda-cgd:0.95", 0.5),
 }
 """By ε: λ-CGD's number and rate in Table 3 of arXiv:2601.22334; DP-SGD's rate is 0.2."""
-NONE = {"λ-CGD, nothing secret": TABLE_3, "DP-SGD, nothing secret": dict.fromkeys(TABLE_3, ("dp-sgd", 0.2))}
+NONE = {
+    "λ-CGD, without amplification": TABLE_3,
+    "DP-SGD, without amplification": dict.fromkeys(TABLE_3, ("dp-sgd", 0.2)),
+}
 LAMBDAS = ("lambda-cgd:0.9", "dp-sgd", "lambda-cgd:0.95", "lambda-cgd:0.8", "lambda-cgd:0.975", "lambda-cgd:0.5")
 
 
@@ -139,9 +143,9 @@ def stacks(rows: Callable[[], Sequence[Row]]) -> Iterator[list[Net]]:
 
 
 ARMS: Mapping[str, Sequence[tuple[str, str, int]]] = {
-    "λ-CGD, nothing secret": [(f"lambda-cgd:{lam}", "none", 20) for lam in (0.9, 0.95, 0.975)],
-    "banded Toeplitz, nothing secret": [("banded-toeplitz:20", "none", 20)],
-    "DP-SGD, nothing secret": [("dp-sgd", "none", 20)],
+    "λ-CGD, without amplification": [(f"lambda-cgd:{lam}", "none", 20) for lam in (0.9, 0.95, 0.975)],
+    "banded Toeplitz, without amplification": [("banded-toeplitz:20", "none", 20)],
+    "DP-SGD, without amplification": [("dp-sgd", "none", 20)],
     "DP-SGD, full batch": [("dp-sgd", "none", 1)],
     "DP-SGD, Poisson": [("dp-sgd", "poisson", 20), ("dp-sgd", "poisson", 5)],
 }
@@ -162,7 +166,8 @@ SETS = (
     ("imdb", 22_500, imdb.SIZES.features, 2),
 )
 """Of linear models: data, examples, features and classes."""
-SECRETS: Mapping[str, tuple[Any, ...]] = {"nothing": (), "Poisson": ("poisson",)}
+PLAN = "plan, without amplification"
+"""The label of the planner's recipe."""
 
 
 def noise_key(recipe: Recipe, epsilon: float) -> str:
@@ -198,23 +203,23 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
     for recipe, epsilon in wanted:
         keep(recipe, epsilon)
         sheet.write_text(json.dumps(made))
-    for (name, users, features, classes), epsilon, (secret, allowed) in product(SETS, EXAM.epsilons, SECRETS.items()):
-        key = json.dumps([name, users, features, epsilon, secret])
+    for (name, users, features, classes), epsilon in product(SETS, EXAM.epsilons):
+        key = plan_key(name, users, features, epsilon)
         if key not in made["plans"]:
             model = LinearModel(classes=classes, features=features)
             question = PlanningProblem(
-                users=users,
-                epsilon=epsilon,
-                delta=EXAM.delta,
-                secret=allowed,
-                participations=EXAM.participations,
-                model=model,
+                users=users, epsilon=epsilon, delta=EXAM.delta, participations=EXAM.participations, model=model
             )
             best = planner.plan_recipes(question)[0]
             keep(best.recipe, epsilon)
             made["plans"][key] = {"recipe": asdict(best.recipe), "rate": best.outcome.learning_rate}
             sheet.write_text(json.dumps(made))
             print(key, made["plans"][key], flush=True)
+
+
+def plan_key(name: str, users: int, features: int, epsilon: float) -> str:
+    """What a plan of a set is kept under."""
+    return json.dumps([name, users, features, epsilon])
 
 
 @dataclass(frozen=True)
@@ -336,7 +341,7 @@ def feature_sets(bench: Bench, done: set[tuple[Any, ...]]) -> Iterator[tuple[str
         return [(scattering.features(inputs, angles), labels) for inputs, labels in parts]
 
     for name, users, features, classes in SETS:
-        if (name, users, features) in done:
+        if all((name, users, features, label) in done for label in (*ARMS, PLAN)):
             continue
         if name == "imdb":
             data = imdb.load("softmax", bench.data_dir)
@@ -365,14 +370,17 @@ Try = tuple[str, Recipe, float, float]
 """Label, recipe, ε and first rate."""
 
 
-def linear(bench: Bench, sheet: Sheet, data: Labelled, cell: tuple[str, int, int]) -> Iterator[Row]:
-    """A row for each arm and ε: the best of its candidates by validation, tested; and the plans at their own rates."""
+def linear(
+    bench: Bench, sheet: Sheet, data: Labelled, cell: tuple[str, int, int], done: set[tuple[Any, ...]]
+) -> Iterator[Row]:
+    """A row for each arm that is not `done` and ε: its best candidate by validation, tested; and the plans at their own rates."""
     started = time.monotonic()
     name, users, features = cell
     alone = Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, participations=1)
     candidates: list[Try] = [
         (label, recipe, epsilon, part * users / sheet.sigma(alone, epsilon) / unit_progress(recipe))
         for label in ARMS
+        if (*cell, label) not in done
         for recipe, epsilon, part in product(recipes_of(users, label), EXAM.epsilons, EXAM.parts)
     ]
     found = trained(bench, sheet, data, candidates, (0,))[:, 0, 0]
@@ -382,10 +390,10 @@ def linear(bench: Bench, sheet: Sheet, data: Labelled, cell: tuple[str, int, int
             best[label, epsilon] = place
     tries = [candidates[place] for place in best.values()]
     validation: list[float | None] = [float(found[place]) for place in best.values()]
-    for epsilon, secret in product(EXAM.epsilons, SECRETS):
-        plan = sheet.plans.get(json.dumps([name, users, features, epsilon, secret]))
-        if plan:
-            tries.append((f"plan, secret: {secret}", Recipe(**plan["recipe"]), epsilon, plan["rate"]))
+    for epsilon in EXAM.epsilons:
+        plan = sheet.plans.get(plan_key(*cell, epsilon))
+        if plan and (*cell, PLAN) not in done:
+            tries.append((PLAN, Recipe(**plan["recipe"]), epsilon, plan["rate"]))
             validation.append(None)
     tests = trained(bench, sheet, data, tries, EXAM.tests)[:, :, 1].round(4).tolist()
     seconds = round((time.monotonic() - started) / (len(candidates) + len(tries) * len(EXAM.tests)), 3)
@@ -469,7 +477,9 @@ def run_command(
     bench = replace(bench, until=late)
     write(
         "features",
-        linear_rows(bench, prepared, {(row.get("set"), row.get("users"), row.get("features")) for row in rows()}),
+        linear_rows(
+            bench, prepared, {tuple(row.get(each) for each in ("set", "users", "features", "label")) for row in rows()}
+        ),
     )
     for place, nets in waiting:
         if not late():
@@ -482,7 +492,7 @@ def linear_rows(bench: Bench, sheet: Sheet, done: set[tuple[Any, ...]]) -> Itera
         if bench.late():
             raise PausedError(f"before {name}, {users} × {features}")
         started = time.monotonic()
-        yield from linear(bench, sheet, data, (name, users, features))
+        yield from linear(bench, sheet, data, (name, users, features), done)
         print(f"{name}, {users} × {features}: {time.monotonic() - started:.0f} seconds", flush=True)
 
 

@@ -11,14 +11,19 @@ from matplotlib.figure import Figure
 from fedcgd_experiments.significance import paired
 
 Row = Mapping[str, Any]
-NOTHING = ("λ-CGD, nothing secret", "banded Toeplitz, nothing secret", "DP-SGD, nothing secret", "DP-SGD, full batch")
+UNAMPLIFIED = (
+    "λ-CGD, without amplification",
+    "banded Toeplitz, without amplification",
+    "DP-SGD, without amplification",
+    "DP-SGD, full batch",
+)
 """Arms that keep nothing secret."""
-POISSON, PLAN = "DP-SGD, Poisson", "plan, secret: nothing"
+POISSON, PLAN = "DP-SGD, Poisson", "plan, without amplification"
 NETWORKS = {
     ("poisson", "dp-sgd"): "DP-SGD, Poisson, constant rate",
     ("balls-in-bins", "lambda-cgd"): "λ-CGD, Balls-in-Bins, constant rate",
-    ("none", "lambda-cgd"): "λ-CGD, nothing secret, falling rate",
-    ("none", "dp-sgd"): "DP-SGD, nothing secret, falling rate",
+    ("none", "lambda-cgd"): "λ-CGD, without amplification, falling rate",
+    ("none", "dp-sgd"): "DP-SGD, without amplification, falling rate",
 }
 
 
@@ -46,12 +51,12 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def best_tuned(by_label: Mapping[str, Mapping[float, Sequence[float]]], epsilon: float) -> float:
-    """The mean of the arm that is best on test examples, of those that keep nothing secret: which favours it over the plan."""
-    return max(fmean(by_label[label][epsilon]) for label in NOTHING)
+    """The mean of the arm that is best on test examples, of those without amplification: which favours it over the plan."""
+    return max(fmean(by_label[label][epsilon]) for label in UNAMPLIFIED)
 
 
 def behind(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, float]]:
-    """(set, ε) → by how many points the plan is behind the best tuned with nothing secret, and behind tuned Poisson."""
+    """(set, ε) → by how many points the plan is behind the best tuned without amplification, and behind tuned Poisson."""
     found = {}
     for name, by_label in cells(rows).items():
         for epsilon, plan in by_label[PLAN].items():

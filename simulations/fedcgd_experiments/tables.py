@@ -218,7 +218,7 @@ def exam(results: Path, name: str) -> str:
     by_label = real_tables.cells(real_tables.rows_of(results))[name]
     poisson = by_label[real_tables.POISSON]
     lines = [[label, *map(spread_of_percent, by.values())] for label, by in by_label.items()]
-    for label in (real_tables.NOTHING[0], real_tables.PLAN):
+    for label in (real_tables.UNAMPLIFIED[0], real_tables.PLAN):
         own = by_label[label]
         lines.append(
             [f"{label} − {real_tables.POISSON}", *(real_tables.difference(own[e], poisson[e]) for e in poisson)]
@@ -227,7 +227,7 @@ def exam(results: Path, name: str) -> str:
 
 
 def planned(results: Path, _: str) -> str:
-    """By how many points the plan is behind the best tuned with nothing secret / behind tuned Poisson sampling, and how often."""
+    """By how many points the plan is behind the best tuned without amplification / behind tuned Poisson sampling; how often."""
     lost = real_tables.behind(real_tables.rows_of(results))
     budgets = sorted({epsilon for _, epsilon in lost})
     lines = [
@@ -236,7 +236,7 @@ def planned(results: Path, _: str) -> str:
     ]
     near = sum(best <= 1 for best, _ in lost.values()), sum(secret <= 0.5 for _, secret in lost.values())
     said = (
-        f"\nWithin a point of the best tuned with nothing secret: {near[0]} of {len(lost)}. At most half a point behind tuned "
+        f"\nWithin a point of the best tuned without amplification: {near[0]} of {len(lost)}. At most half a point behind tuned "
         f"Poisson sampling: {near[1]} of {len(lost)}.\n"
     )
     return markdown(["data, examples, features", *(f"ε = {epsilon:g}" for epsilon in budgets)], lines) + said

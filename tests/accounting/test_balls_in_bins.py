@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsi
 from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
-from fedcgd.accounting.confidence import stake, upper_bound
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.random_participation import search
 from fedcgd.accounting.random_participation.add import AddDirection, draw_log_ratios
@@ -36,27 +34,8 @@ def test_small_cases_by_quadrature(case, removing: float, adding: float) -> None
     n, b, lam, sigma = case
     found = compute_delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0)
     larger = max(removing, adding)
-    assert larger <= found.delta <= larger * 1.015  # the confidence bound of some hundred thousand draws
+    assert larger <= found.delta <= larger * 1.04  # the confidence bound of some ten thousand draws
     assert found.failure_probability == 1e-12
-
-
-@pytest.mark.parametrize(("case", "removing", "adding"), [row for row in QUADRATURE if row[0][1] == 2])
-def test_two_bins_on_a_grid(case, removing: float, adding: float) -> None:
-    """Only the plane that m_0 and m_1 span matters: a plain sum over a grid in it."""
-    n, b, lam, sigma = case
-    c = np.tril(lam ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)).astype(float)))
-    m = np.stack([c[:, j::b].sum(axis=1) for j in range(b)])
-    centers = m @ np.linalg.qr(m.T)[0]
-    axis = np.linspace(-9 * sigma - 9, 9 * sigma + 9, 1601)
-    points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
-
-    def density(center) -> np.ndarray:
-        return np.exp(-((points - center) ** 2).sum(axis=1) / 2 / sigma**2) / (2 * math.pi * sigma**2)
-
-    cell = (axis[1] - axis[0]) ** 2
-    mixture, plain = sum(density(center) for center in centers) / b, density(np.zeros(2))
-    assert np.maximum(mixture - math.e * plain, 0).sum() * cell == pytest.approx(removing, rel=1e-4)
-    assert np.maximum(plain - math.e * mixture, 0).sum() * cell == pytest.approx(adding, rel=1e-4)
 
 
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(5)])
@@ -166,14 +145,12 @@ def test_part_of_a_run_is_a_run(case: tuple[int, int, float, float], removing: f
     assert less <= found <= more <= whole
 
 
-@lru_cache
-def delta_of_two_bins(mechanism: Mechanism, released: int) -> float:
-    """The larger of both directions at ε = 1 and σ = 2, in the plane of m_0 and m_1."""
-    sigma, a = 2.0, math.exp(1.0)
-    c = matrix(mechanism, 8)[:released] / sigma
+def delta_of_two_bins(mechanism: Mechanism, rounds: int, released: int | None, sigma: float, epsilon: float) -> float:
+    """The larger of both directions, in the plane of m_0 and m_1."""
+    a, c = math.exp(epsilon), matrix(mechanism, rounds)[:released] / sigma
     m = np.stack([c[:, j::2].sum(axis=1) for j in range(2)])
     centers = np.linalg.cholesky(m @ m.T + 1e-12 * np.eye(2))
-    axis = np.linspace(-8, 14, 1101)
+    axis = np.linspace(-9, 14, 1101)
     x, y = np.meshgrid(axis, axis, indexing="ij")
     plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
     mixture = sum(shifted) / 2
@@ -185,7 +162,7 @@ def delta_of_two_bins(mechanism: Mechanism, released: int) -> float:
 @pytest.mark.parametrize("released", [2, 3, 5, 8])
 def test_part_of_an_epoch_by_quadrature(mechanism, released: int) -> None:
     """Two bins, cut at the rounds that are out."""
-    truth = delta_of_two_bins(mechanism, released)
+    truth = delta_of_two_bins(mechanism, 8, released, 2.0, 1.0)
     found = compute_delta(mechanism, bins(8, 2), noise_multiplier=2.0, epsilon=1, released=released).delta
     assert truth * (1 - 1e-4) <= found <= truth * 1.1
 
@@ -222,16 +199,8 @@ def test_answers_of_a_search_by_quadrature(mechanism, rounds: int, released: int
         if "epsilon" in asked
         else compute_epsilon(mechanism, participation, released=released, **asked)
     )
-    c = matrix(mechanism, rounds)[:released] / found.noise_multiplier
-    m = np.stack([c[:, j::2].sum(axis=1) for j in range(2)])
-    centers = np.linalg.cholesky(m @ m.T + 1e-12 * np.eye(2))
-    axis = np.linspace(-9, 14, 1101)
-    x, y = np.meshgrid(axis, axis, indexing="ij")
-    plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
-    mixture, a = sum(shifted) / 2, math.exp(found.epsilon)
-    truth = max(np.maximum(mixture - a * plain, 0).sum(), np.maximum(plain - a * mixture, 0).sum())
-    truth *= (axis[1] - axis[0]) ** 2 / (2 * math.pi)
-    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.15
+    truth = delta_of_two_bins(mechanism, rounds, released, found.noise_multiplier, found.epsilon)
+    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.25
 
 
 @pytest.mark.parametrize("sigma", [1e5, 1e16, 1e50, 1e150])
@@ -271,16 +240,6 @@ def test_searches_tell_how_far_they_are() -> None:
     calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5, progress=heard.append)
     assert len(heard) > 2
     assert "confirmed" in heard[-1]
-
-
-def test_confidence_bound_fails_as_rarely_as_it_says() -> None:
-    """At failure 0.05: of 400 bounds on the mean of rare large values, about 20 at most may lie below it."""
-    generator = np.random.default_rng(1)
-    failures = 0
-    for _ in range(400):
-        draws = (generator.random(2000) < 0.003).astype(float)
-        failures += upper_bound(draws, 1.0, stake(0.003, 1.0, 2000, 0.05), 0.05) < 0.003
-    assert failures <= 34  # 20 + 3 standard deviations
 
 
 def test_refusals() -> None:

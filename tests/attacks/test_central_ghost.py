@@ -1,5 +1,7 @@
 """Ghost clipping adds what it measured: no example adds more than the clip norm, whatever its inputs, layers and criterion."""
 
+from functools import partial
+
 import pytest
 import torch
 from central_runs import Run
@@ -8,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from fedcgd.opacus.clipped_sum import DenseGradients
-from fedcgd.opacus.ghost import CompactModule, GhostModule
+from fedcgd.opacus.clipped_sum import add_to, norms_of
+from fedcgd.opacus.ghost import with_sample_gradients
 
 
 class Mean(nn.Module):
@@ -107,16 +109,6 @@ def test_short_matrix_products_do_not_lift_a_norm(precision, monkeypatch):
         torch.set_float32_matmul_precision(before)
 
 
-def test_the_longest_sequence_of_all_parts_decides_whether_a_sum_is_safe(monkeypatch):
-    checked = []
-    monkeypatch.setattr("fedcgd.opacus.optimizer.check_size", lambda *size: checked.append(size))
-    data = TensorDataset(torch.ones(6, 7, 64), torch.arange(6) % 64)
-    run = Run(monkeypatch, data=data, batch=2, accumulation=3, epochs=1, model=Mean(64, 64), mode="ghost")
-    for length, (tokens, targets) in zip((2, 7, 3), run.loader, strict=True):
-        run.step((tokens[:, :length], targets))
-    assert checked == [(2, 2), (4, 7), (6, 3), (6, 1)]  # as many as are issued by then; and the batch of all processes
-
-
 class Text(nn.Module):
     """What is embedded and goes through a layer with a bias, in every place."""
 
@@ -130,13 +122,14 @@ class Text(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize("wrapper", [GhostModule, CompactModule])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("frozen", ["nothing", "embedding.weight", "layer.weight", "layer.bias"])
-def test_short_forms_are_the_gradients_that_opacus_finds(wrapper, frozen):
+def test_short_forms_are_the_gradients_that_opacus_finds(mode, frozen):
     """With words that come several times in a text, and with a part of a layer that is not trained."""
     tokens, targets = torch.tensor([[0, 1, 0], [3, 3, 3], [4, 2, 1]]), torch.tensor([0, 2, 5])
     found = []
-    for wrap in (wrapper, GradSampleModule):
+    ours = partial(with_sample_gradients, mode=mode, batch_first=True, wrap_model=True)
+    for wrap in (ours, GradSampleModule):
         model = Text()
         if frozen != "nothing":
             model.get_parameter(frozen).requires_grad_(False)
@@ -146,10 +139,10 @@ def test_short_forms_are_the_gradients_that_opacus_finds(wrapper, frozen):
     assert len(found[0]) == (3 if frozen == "nothing" else 2)
     for name, expected in found[1].items():
         rows = found[0][name]
-        rows = DenseGradients(rows) if isinstance(rows, torch.Tensor) else rows
+        rows = rows.flatten(1) if isinstance(rows, torch.Tensor) else rows
         for i, gradient in enumerate(expected):
             alone = torch.zeros(gradient.numel(), dtype=torch.float64)
-            rows.add_to(alone, torch.eye(3, dtype=torch.float64)[i], None)
+            add_to(alone, rows, torch.eye(3, dtype=torch.float64)[i])
             torch.testing.assert_close(alone, gradient.flatten().double(), rtol=1e-5, atol=1e-7)
-            norm = float(rows.norms(True)[i].norm())
+            norm = float(norms_of(rows)[i])
             assert norm >= float(gradient.norm()) * (1 - 1e-6)

@@ -135,7 +135,7 @@ def raising():
 def listen(run):
     """The sums on the grid that each noise, named by its rounds and nonces, is added to from now on; the sums with noise."""
     releases, used, noised = run.engine.accountant.rounds.releases, {}, []
-    source, step = releases._noise._source, releases.lattice.step
+    source, step = releases._noise._source, releases.step
     add = source.add
 
     def listening(total, nonces, stddev):

@@ -219,16 +219,6 @@ def test_later_batches_are_looked_at_too(monkeypatch):
     assert run.released == 9
 
 
-def test_one_row_more_is_not_added_to_all_rows(monkeypatch):
-    """Expanded weights add gradients up; one row would be broadcast: an example in the rows of all."""
-    run = Run(monkeypatch, mode="ew")
-    inputs, targets = next(iter(run.loader))
-    with refused("rows"):
-        (run.loss(run.module(inputs), targets) + run.loss(run.module(inputs[:1]), targets[:1])).backward()
-    run.train()  # the round starts afresh
-    assert run.released == 3
-
-
 @pytest.mark.parametrize("data", ["subset", "concatenated", "nested"])
 def test_an_example_that_is_there_twice_is_refused(data, monkeypatch):
     base = examples(6)

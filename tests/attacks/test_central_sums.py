@@ -164,19 +164,6 @@ def test_no_known_program_lifts_a_sum(actions, mode, monkeypatch):
         assert max(moved) > 0.99 * CLIP
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_a_batch_too_large_for_the_margin_is_refused_before_there_is_noise(accumulation, monkeypatch):
-    """All of the round's examples count, whichever part of the batch they came in."""
-    monkeypatch.setattr("fedcgd.opacus.clipped_sum._MOST_EXAMPLES", 5)
-    run = Run(monkeypatch, size=12, batch=6 // accumulation, accumulation=accumulation)
-    with pytest.raises(ValueError, match="5 examples"):
-        run.train()
-    assert (run.sums, run.released) == ([], 0)
-    monkeypatch.setattr("fedcgd.opacus.clipped_sum._MOST_EXAMPLES", 6)
-    run.train()
-    assert run.released == 2
-
-
 def test_what_a_step_left_in_grad_does_not_change_with_the_next_rounds_sum(monkeypatch):
     """The sum has one memory for all rounds, and is there without noise for a while."""
     run = Run(monkeypatch, data=Double(examples(SIZE)), model=nn.Linear(6, 3).double())

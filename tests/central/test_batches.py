@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedcgd import NoiseKey, Participation
-from fedcgd.central.batches import Batches
+from fedcgd.central.batches import parts_of
+from fedcgd.participation.batches import ExampleRounds
 from fedcgd.participation.cohorts import cohort
 from fedcgd.participation.history import History
 
@@ -29,7 +30,9 @@ SIZES = {"none, fewer times": 75.0, "full batches": 600.0, "everybody by Poisson
 
 
 def batches(name, key=1):
-    made = Batches(SAMPLINGS[name], EXAMPLES, lambda: NoiseKey.simulation(key).choices)
+    participation = SAMPLINGS[name]
+    parts = parts_of(participation, EXAMPLES)
+    made = ExampleRounds(participation, EXAMPLES, NoiseKey.simulation(key).choices, parts)
     return made, [made.rows(t).tolist() for t in range(ROUNDS)]
 
 
@@ -90,4 +93,4 @@ def test_coins_are_fair_and_independent(name):
 
 def test_too_few_examples_are_refused():
     with pytest.raises(ValueError, match="too few"):
-        Batches(SAMPLINGS["none"], 5, bytes)
+        parts_of(SAMPLINGS["none"], 5)

@@ -148,7 +148,7 @@ def test_the_statement_says_how_often_the_best_guess_is_right():
     assert attacker.value == pytest.approx(norm.cdf(attacker.gaussian_mu / 2), rel=1e-9)
     said = sentence(plan.guarantee(), attacker=attacker, simulated=False, sound=True)
     assert "79.76 %" in said
-    assert "μ = 1.667)" in said
+    assert "1.667)" in said
 
 
 def test_the_page_draws_the_curve_of_the_best_attackers(path, tmp_path):

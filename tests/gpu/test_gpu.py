@@ -22,7 +22,6 @@ from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
 from fedcgd.noise import gpu_code
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.opacus import gpu_code as opacus_gpu_code
 from fedcgd_flower import LocalTask, arrays_of, one_gradient_step
 from fedcgd_simulations.local_training import LocalTraining, train_many, train_one
 from fedcgd_simulations.models.bert import bert
@@ -175,7 +174,6 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device_of", launches.device_of)
     monkeypatch.setattr(gpu_code, "_noise", launches)
     monkeypatch.setattr(gpu_code, "_tile_hashes", launches)
-    monkeypatch.setattr(opacus_gpu_code, "_add_rows", launches)
     monkeypatch.setattr(clipping_gpu_code, "_squares", launches)
     monkeypatch.setattr(clipping_gpu_code, "_accumulate", launches)
     total, key = torch.zeros(10, dtype=torch.float64), np.zeros(8, np.uint32)
@@ -183,10 +181,9 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.Monkey
     gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
     gpu_code.fill_normals(total, 0, key)
     gpu_code.tile_hashes(total, torch.ones(1, 16, dtype=torch.int64))
-    opacus_gpu_code.add_rows(total, torch.ones(2, 10), torch.ones(2, dtype=torch.float64))
-    assert len(launches.on) == 5
+    assert len(launches.on) == 4
     assert all(tensor is total for tensor in launches.on)
     rows = torch.ones(2, 10)
     clipping_gpu_code.squares(rows)
     clipping_gpu_code.accumulate(rows, torch.ones(2, dtype=torch.float64), torch.zeros(10, dtype=torch.int64))
-    assert [tensor is rows for tensor in launches.on[5:]] == [True, True]
+    assert [tensor is rows for tensor in launches.on[4:]] == [True, True]

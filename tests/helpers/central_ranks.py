@@ -16,18 +16,12 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from plans import make_plan
 from torch import nn
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fedcgd import LambdaCGD, Mechanism, NoiseKey, Participation, Plan
 from fedcgd.central.releases import Releases
 from fedcgd.ledger import Ledger
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.shards import _AllGather
 
 EXAMPLES, STEPS, SIGMA = 48, 4, 0.7
 
@@ -58,16 +52,6 @@ class Job:
     load: bool = False
     listen: bool = False
     timeout: float = 60.0
-    sharded: bool = False
-    """FSDP2 in place of Opacus' wrapper."""
-    whole_after_forward: bool = False
-    """FSDP2 keeps parameters whole between forward and backward pass."""
-    whole_in_a_step: bool = False
-    """FSDP2 keeps parameters whole until the step."""
-    halves: bool = False
-    """FSDP2 computes in bfloat16."""
-    evaluated: bool = False
-    """The model answers before it is made private, and before each step."""
     plain: bool = False
     """One process, without a process group."""
 
@@ -156,7 +140,7 @@ def plan_of(job: Job) -> Plan:
 def train(job: Job, rank: int) -> dict[str, Any]:
     """Train for `job.epochs`; what the model and the run are afterwards."""
     warnings.simplefilter("ignore")
-    here, all_over = (job.trouble if one else "" for one in (rank == job.on_rank, job.on_rank == -1))
+    here = job.trouble if rank == job.on_rank else ""
     data: Any = examples(job.dtype, job.examples)
     if here == "order":
         data = Subset(data, list(reversed(range(EXAMPLES))))
@@ -165,19 +149,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
     elif here == "shuffled":
         data = TensorDataset(*(t.flip(0) for t in data.tensors))
     model = network(job.model).to(job.dtype)
-    if job.sharded:
-        for layer in [*([model.first] if job.model == "tied" else model), model]:
-            if any(True for _ in layer.parameters()) and not (layer is model and job.trouble == "part"):
-                fully_shard(
-                    layer,
-                    mesh=init_device_mesh("cpu", (dist.get_world_size(),)),
-                    ignored_params={model[0].bias} if job.trouble == "left out" else None,
-                    reshard_after_forward=not (job.whole_after_forward or job.whole_in_a_step),
-                    mp_policy=MixedPrecisionPolicy(torch.bfloat16 if job.halves else None, torch.float32),
-                )
-        if job.whole_in_a_step:
-            model.set_reshard_after_backward(False)
-    elif not job.plain:
+    if not job.plain:
         model = DifferentiallyPrivateDistributedDataParallel(model)
     seed = 2 if here == "key" else 1
     key = NoiseKey.from_file(job.folder / "noise.key") if job.secret else NoiseKey.simulation(seed)
@@ -185,11 +157,6 @@ def train(job: Job, rank: int) -> dict[str, Any]:
     rate = 0.3 if here != "rate" else 0.4
     # Of a round there are as many batches of the loader as `parts`; one part is one for each rank.
     plain_optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
-    if job.sharded and job.load:
-        state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, plain_optimizer)}
-        checkpoint.load(state, checkpoint_id=job.folder / "sharded")
-        set_state_dict(model, plain_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    answers(job, model)
     private = engine.make_private(
         module=model,
         optimizer=plain_optimizer,
@@ -198,31 +165,21 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         noise=job.noise,
         grad_sample_mode=job.mode,
         accumulation_steps=job.parts,
-        assume_independent="checked in one process" if job.sharded and "unasked" not in (here, all_over) else None,
     )
     module, optimizer, loader = private[0], private[1], private[-1]
     loss = private[2] if len(private) == 4 else nn.functional.cross_entropy
-    if job.load and job.sharded:
-        engine.accountant.load_state_dict(torch.load(job.folder / "run"))
-    elif job.load:
+    if job.load:
         engine.load_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
     go_wrong(here, job, engine, model)
     sums = listen() if job.listen and not job.plain else []
-    gathers = count_gathers()
 
     def steps(batches: Any) -> None:
         for x, y in batches:
             if here == "fewer" and engine.accountant.released == job.in_round:
                 x, y = x[:-1], y[:-1]
-            answers(job, model)
             optimizer.zero_grad()
-            if here == "leaves out empty parts" and not len(x):
-                optimizer.step()
-                continue
             loss(module(x), y).backward()
             optimizer.step()
-            if all_over == "overwrites inputs":
-                x.fill_(7.0)
             with (job.folder / f"released-{rank}").open("a") as file:  # stays where the process is killed
                 file.writelines(f"{round} {nonce:032x}\n" for round, nonce in enumerate(engine.accountant.nonces))
 
@@ -234,36 +191,16 @@ def train(job: Job, rank: int) -> dict[str, Any]:
                 data_loader=loader, max_physical_batch_size=job.most_rows, optimizer=optimizer
             ) as batches:
                 steps(batches)
-    if job.trouble == "saved":
-        engine.save_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
-    elif job.sharded and not job.load and job.epochs < job.planned_epochs:
-        state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, plain_optimizer)}
-        checkpoint.save(state, checkpoint_id=job.folder / "sharded")
-        torch.save(engine.accountant.state_dict(), job.folder / "run")
-    elif rank == 0 and not job.load and job.epochs < job.planned_epochs:
+    if job.trouble == "saved" or (rank == 0 and not job.load and job.epochs < job.planned_epochs):
         engine.save_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
     return {
-        "model": [whole(p).double().numpy().tobytes() for p in model.parameters()],
-        "shards": [p.to_local().numel() for p in model.parameters()] if job.sharded else [],
+        "model": [p.detach().double().numpy().tobytes() for p in model.parameters()],
         "nonces": engine.accountant.nonces,
         "epsilon": engine.get_epsilon(1e-2) if job.sampling == "none" else None,
         "history": engine.accountant.history,
         "run": engine.accountant.run,
         "sums": sums,
-        "gathers": len(gathers),
     }
-
-
-def answers(job: Job, model: nn.Module) -> None:
-    """Evaluate, where the job says so: FSDP leaves parameters whole after that."""
-    if job.evaluated:
-        with torch.no_grad():
-            model(examples(job.dtype).tensors[0])
-
-
-def whole(p: torch.Tensor) -> torch.Tensor:
-    """All of a parameter that may be spread over the ranks."""
-    return p.detach().full_tensor() if isinstance(p, DTensor) else p.detach()
 
 
 def listen() -> list[tuple[bytes, bytes]]:
@@ -280,19 +217,6 @@ def listen() -> list[tuple[bytes, bytes]]:
 
     Releases.release = listening  # type: ignore[method-assign]
     return sums
-
-
-def count_gathers() -> list[None]:
-    """Grows by one with each all-gather of FSDP2."""
-    made: list[None] = []
-    gather = _AllGather.__call__
-
-    def counted(*given: Any, **options: Any) -> Any:
-        made.append(None)
-        return gather(*given, **options)
-
-    _AllGather.__call__ = counted  # type: ignore[method-assign]
-    return made
 
 
 def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine, model: nn.Module) -> None:

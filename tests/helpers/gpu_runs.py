@@ -5,14 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from plans import make_plan
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import BSR, NoiseKey, Participation, Plan
@@ -66,15 +62,11 @@ def train(device: str, mode: str, noise: str, epochs: int = 2) -> Tensor:
 
 
 def train_in_a_group(device: str, wrapper: str, folder: Path, mode: str = "ghost") -> Tensor:
-    """A model that one process trains in `wrapper`: "" is none, "ddp" Opacus', and "fsdp2" torch's fully_shard."""
+    """A model that one process trains in `wrapper`: "" is none, "ddp" Opacus'."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 3)).to(device)
     if wrapper == "ddp":
         model = DifferentiallyPrivateDistributedDataParallel(model)
-    elif wrapper == "fsdp2":
-        mesh = init_device_mesh(device, (dist.get_world_size(),))
-        for layer in (model[0], model[2], model):  # type: ignore[index]
-            fully_shard(layer, mesh=mesh)
     data = TensorDataset(torch.randn(24, 6), torch.randint(0, 3, (24,)))
     plan = Plan(
         mechanism=BSR(3), participation=Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0,
@@ -97,5 +89,4 @@ def train_in_a_group(device: str, wrapper: str, folder: Path, mode: str = "ghost
             optimizer.zero_grad()
             loss(module(x.to(device)), y.to(device)).backward()
             optimizer.step()
-    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
-    return torch.cat([p.detach().reshape(-1) for p in whole]).cpu()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()

@@ -11,7 +11,6 @@ from fedcgd.noise import gpu_code, tensors
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import NoiseStream
 from fedcgd.noise.tensors import GpuKernels, TensorNormals
-from fedcgd.opacus import gpu_code as rows
 from fedcgd.release.run_noise import NoiseSource
 
 KERNELS = GpuKernels(gpu_code.add_to_grid, gpu_code.add_values_to_grid, gpu_code.fill_normals, gpu_code.tile_hashes)
@@ -46,11 +45,6 @@ def sum_digest(steps: np.ndarray, key: bytes) -> np.ndarray:
     return tensors.sum_digest(torch.from_numpy(steps), key)
 
 
-def add_rows(total: np.ndarray, values: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    rows.add_rows(torch.from_numpy(total), torch.from_numpy(values), torch.from_numpy(factors))
-    return total
-
-
 def clipped(rows: np.ndarray, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The squares of the rows, and their sum on whole numbers."""
     total, values = torch.arange(rows.shape[1]), torch.from_numpy(rows)
@@ -64,10 +58,8 @@ def apart(what: str) -> str:
     try:
         if what == "noise":
             KERNELS.add_to_grid(numbers, 0, [], [], np.zeros(8, np.uint32), 1.0)
-        elif what == "hashes":
-            KERNELS.tile_hashes(numbers, torch.ones(1, 16, dtype=torch.int64))
         else:
-            rows.add_rows(numbers, torch.ones(3, 20), torch.ones(3, dtype=torch.float64))
+            KERNELS.tile_hashes(numbers, torch.ones(1, 16, dtype=torch.int64))
     except ValueError as error:
         return str(error)
     return ""

@@ -95,7 +95,7 @@ def test_a_run_that_went_on_in_two_places_costs_both(tmp_path: Path) -> None:
     assert joint([two, one]).worst.planned.epsilon == found.worst.planned.epsilon
     said = run("ledger", "compose", one, two)
     assert said.exit_code == 0
-    assert "worst: ε ≤ 12.3 at δ = 1e-05 for 4 users" in said.stdout
+    assert all(part in said.stdout for part in ("ε ≤ 12.3", "4 users"))
 
 
 def test_an_older_copy_is_the_same_run(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_command_says_the_worst_and_no_ids(tmp_path: Path) -> None:
     one, two = recorded(tmp_path / "A.db", ["ann", "bob"]), recorded(tmp_path / "B.db", ["bob"])
     result = run("ledger", "compose", one, two)
     assert result.exit_code == 0, result.stderr
-    assert "worst: ε ≤ 12.3 at δ = 1e-05 for 1 user" in result.stdout
+    assert all(part in result.stdout for part in ("ε ≤ 12.3", "1e-05", "1 user"))
     for word in (
         "zero out one user",
         "samplings: none, none",

@@ -137,17 +137,14 @@ def test_an_older_copy_is_told_by_the_register_beside_it_which_is_found(tmp_path
     with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:
         ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), 2)
         ledger.record_released(0, 1, b"")
-    fine = run("ledger", "verify", path)
-    assert (fine.exit_code, "compared with the register" in fine.output) == (0, True), fine.output
-    old = run("ledger", "verify", tmp_path / "old.db")
-    assert (old.exit_code, "the key has released 1 round of this run" in old.output) == (1, True), old.output
-    report = run("report", tmp_path / "old.db", "-o", tmp_path / "old.md")
-    assert (report.exit_code, "the key has released 1 round" in (tmp_path / "old.md").read_text("utf-8")) == (1, True)
+    assert run("ledger", "verify", path).exit_code == 0
+    assert reasons(verify(tmp_path / "old.db", register=tmp_path / "noise.key.runs").problems) == ["register-has-more"]
+    for words in (("ledger", "verify"), ("report", "-o", tmp_path / "old.md")):
+        assert run(*words, tmp_path / "old.db").exit_code == 1
     (tmp_path / "noise.key.runs").unlink()
     alone = run("ledger", "verify", path)
-    assert (alone.exit_code, "an older copy of this ledger would look the same" in alone.output) == (0, True)
-    missing = run("ledger", "verify", path, "--register", tmp_path / "noise.key.runs")
-    assert (missing.exit_code, "there is no register" in missing.stderr) == (2, True)
+    assert (alone.exit_code, finding("no-register") in alone.output.replace("\n", "")) == (0, True)
+    assert run("ledger", "verify", path, "--register", tmp_path / "noise.key.runs").exit_code == 2
 
 
 def test_a_copy_from_before_the_seal_is_told_by_the_register(path: Path) -> None:
@@ -169,7 +166,7 @@ def test_a_seal_that_the_register_does_not_know_is_told(path: Path) -> None:
     page = run("report", path, "-o", path.with_name("statement.md"), "--register", register)
     assert str(register) in page.output.replace("\n", "")
     assert note in (text := path.with_name("statement.md").read_text(encoding="utf-8"))
-    assert f"| sealed | on {LATER} |" in text
+    assert f"on {LATER}" in text
     assert finding("no-register") not in text
 
 
@@ -267,7 +264,7 @@ def test_sums_that_were_no_release_are_told_with_an_epsilon(tmp_path: Path) -> N
     assert epsilon_if_kept(plan, [0]) == pytest.approx(six.guarantee().epsilon)
     assert found.problems == ()
     [note] = found.notes
-    assert "(of round 1)" in note
+    assert re.search(r"round 1\b", note)
     assert f"at most {six.guarantee().epsilon:.2f}"[:12] in note
     statement = privacy_statement(tmp_path / "run.db")
     assert statement["notes"] == [note, finding("no-register")]
@@ -282,7 +279,7 @@ def test_a_large_delta_is_told_wherever_the_run_is(tmp_path: Path) -> None:
     words = "δ times the number of users is 0.08 (0.04 · 2)"
     assert verify(tmp_path / "run.db").delta_note is None
     edit(tmp_path / "run.db", "INSERT INTO users VALUES (3, 'eve', 0, -1)")
-    assert "δ times the number of users is 0.12 (0.04 · 3)" in str(verify(tmp_path / "run.db").delta_note)
+    assert "0.12" in str(verify(tmp_path / "run.db").delta_note)
     # How many there were is not for the public.
     assert privacy_statement(tmp_path / "run.db")["notes"] == [finding("no-register")]
     plan = make_plan(DPSGD(), Participation(rounds=2), delta=0.3)

@@ -244,16 +244,11 @@ def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: st
     """All their rows and numbers may be 2³¹ and more, also where each of their counts is less."""
     from fedcgd.clipping import gpu_code as clipping
     from fedcgd.noise import gpu_code
-    from fedcgd.opacus import gpu_code as rows
 
     types = {"out": "*i64", "numbers": "*fp64", "coefficients": "*i64", "size": size}
     constants = {"HASHES": 4, "BLOCK": 2048}
     hashes = assembled(
         gpu_code._tile_hashes, types | dict.fromkeys(constants, "constexpr"), constants, gpu_code.OPTIONS
-    )["ttir"]
-    types = {"total": "*fp64", "values": "*fp32", "factors": "*fp64", "rows": "i32", "columns": size}
-    added = assembled(
-        rows._add_rows, types | {"ROWS": "constexpr", "BLOCK": "constexpr"}, {"ROWS": 32, "BLOCK": 128}, rows.OPTIONS
     )["ttir"]
     types, constants = {"rows": "*fp32", "out": "*fp64", "columns": size}, {"STRETCH": 8192, "BLOCK": 512}
     squares = assembled(clipping._squares, types | dict.fromkeys(constants, "constexpr"), constants, clipping.OPTIONS)[
@@ -264,5 +259,5 @@ def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: st
     clipped = assembled(
         clipping._accumulate, types | dict.fromkeys(constants, "constexpr"), constants, clipping.OPTIONS
     )["ttir"]
-    for code in (hashes, added, squares, clipped):
+    for code in (hashes, squares, clipped):
         assert set(re.findall(r"arith\.muli .*?\b\d*x?(i\d+)\b", code)) == {"i64"}

@@ -127,7 +127,7 @@ def spy(monkeypatch):
     sums, release = [], Releases.release
 
     def listening(self, total, round, rows):
-        sums.append(total * self.lattice.step)
+        sums.append(total * self.step)
         return release(self, total, round, rows)
 
     monkeypatch.setattr(Releases, "release", listening)
@@ -163,7 +163,6 @@ def test_the_model_is_the_plain_loops(mechanism, sampling):
     [
         {"grad_sample_mode": "ghost"},
         {"grad_sample_mode": "functorch"},
-        {"grad_sample_mode": "ew"},
         {"physical": 5},
         {"grad_sample_mode": "ghost", "physical": 5},
         {"noise": "buffer"},
@@ -358,7 +357,7 @@ def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise
     np.testing.assert_allclose([*before, *after], -RATE * CLIP * SIGMA / BATCH * rows, atol=2e-4)  # the grid
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_an_example_that_is_not_finite_adds_nothing(mode):
     def spoilt(value):
         _, model, private = make(grad_sample_mode=mode)
@@ -491,7 +490,7 @@ def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch
         for example, target in loader:
             functional.cross_entropy(module(example), target).backward()
             optimizer.step()
-    norms = [float(total.norm()) for total in sums]
+    norms = [float(total.double().norm()) for total in sums]
     assert 0.7 * (1 - 1e-4) < max(norms) <= 0.7
 
 
@@ -552,7 +551,7 @@ def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
         ({"rand_on_empty": True}, "rand_on_empty must be False"),
         ({"accumulation_steps": 2}, "divide the 5 batches of an epoch, got 2"),
         ({"accumulation_steps": 0}, "accumulation_steps must be at least 1"),
-        ({"grad_sample_mode": "no_op"}, "must be hooks, functorch, ew or ghost, got 'no_op'"),
+        ({"grad_sample_mode": "no_op"}, "must be hooks, functorch or ghost, got 'no_op'"),
     ],
 )
 def test_what_is_not_accounted_for_is_refused(options, message):

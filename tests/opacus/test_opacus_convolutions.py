@@ -11,7 +11,7 @@ from oracles_gradients import clipped_sum
 from torch import nn
 
 from fedcgd.opacus import ghost
-from fedcgd.opacus.ghost import CompactModule, convolution
+from fedcgd.opacus.ghost import convolution, with_sample_gradients
 
 LARGE = {
     "plain": (nn.Conv2d(2, 3, 3, padding=1), (7, 8)),
@@ -135,7 +135,7 @@ def test_a_private_step_uses_them(mode, wrap, monkeypatch, grouped):
 def test_a_frozen_bias_has_no_rows(grouped):
     layer, pixels = nn.Conv2d(2, 3, 3, padding=1), (7, 8)
     layer.bias.requires_grad = False
-    module = CompactModule(layer)
+    module = with_sample_gradients(layer, "hooks", batch_first=True, loss_reduction="mean", wrap_model=True)
     module(torch.randn(5, 2, *pixels, requires_grad=True)).sum().backward()
     assert len(grouped) == 1
     assert layer.weight.grad_sample.shape == (5, 3, 2, 3, 3)

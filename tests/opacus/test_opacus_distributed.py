@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from central_ranks import Job, network, plan_of, run_rank
-from gpu_runs import train_in_a_group
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
@@ -122,7 +121,6 @@ def test_poisson_batches_and_physical_batches_are_split_over_ranks(train, tmp_pa
         {"mode": "ghost", "model": "large"},
         {"mode": "ghost", "model": "convolutions"},
         {"mode": "functorch"},
-        {"mode": "ew"},
         {"dtype": torch.float64},
         {"noise": "buffer", "model": "large", "mechanism": BLT((0.9, 0.5), (0.2, 0.1))},
         {"noise": "cpu-buffer", "model": "large"},
@@ -145,7 +143,7 @@ def test_each_sum_has_the_noise_of_the_whole_once(train, tmp_path):
     plan, lattice = plan_of(job), lattice_of(plan_of(job), size, relative_loss=GRID_LOSS)
     alone = tensor_noise(plan, NoiseKey.simulation(1), answers[0]["run"], lattice)
     for round in range(8):
-        parts = [np.frombuffer(answer["sums"][round][0]) for answer in answers]
+        parts = [np.frombuffer(answer["sums"][round][0], np.int64) for answer in answers]
         released = [np.frombuffer(answer["sums"][round][1]) for answer in answers]
         expected = torch.zeros(size, dtype=torch.float64)
         alone.add(expected, earlier=nonces[:round], attempt=0, join=lambda _, round=round: nonces[round])
@@ -162,10 +160,9 @@ def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks(train, tmp_
     assert models(train(4, load=True)) == [whole] * 4
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_a_secret_key_is_opened_by_all_ranks_and_stays_where_it_is(sharded, train, tmp_path):
+def test_a_secret_key_is_opened_by_all_ranks_and_stays_where_it_is(train, tmp_path):
     NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    answers = train(2, secret=True, epochs=1, sharded=sharded)
+    answers = train(2, secret=True, epochs=1)
     assert models(answers)[0] == models(answers)[1]
     assert answers[0]["run"] == answers[1]["run"]
     assert len(set(answers[0]["nonces"])) == 4
@@ -215,24 +212,10 @@ def test_ranks_that_begin_differently_are_refused(trouble, about, train, tmp_pat
     assert not (tmp_path / "run.db").exists()
 
 
-@pytest.mark.parametrize(("trouble", "released"), [("model", 3), ("rate", 1)])
-def test_models_that_drift_apart_are_refused_before_the_next_release(trouble, released, train, tmp_path):
-    answers = train(2, trouble=trouble)
-    assert all("the model" in answer for answer in answers)
-    assert len(recorded(tmp_path)) == released
-
-
 def test_a_rank_that_leaves_out_an_example_ends_all(train, tmp_path):
     answers = train(2, trouble="fewer")
     assert answers[1].startswith("StepError")
     assert "rank 1" in answers[0]
-    assert len(recorded(tmp_path)) == 3
-
-
-def test_a_rank_with_a_part_of_a_model_that_fails_is_missed_by_the_others(train, tmp_path):
-    answers = train(2, trouble="fewer", sharded=True, mode="ghost")
-    assert answers[1].startswith("StepError")
-    assert "waited for" in answers[0]
     assert len(recorded(tmp_path)) == 3
 
 
@@ -278,115 +261,6 @@ def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
     assert ranks_of(model.module).count == 1
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mode": "ghost", "model": "large", "trouble": "overwrites inputs", "on_rank": -1},
-        {"mode": "hooks", "noise": "buffer", "mechanism": BLT((0.9, 0.5), (0.2, 0.1))},
-        {"mode": "ghost", "sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 12},
-        {"mode": "ghost", "model": "tied", "evaluated": True},
-        {"mode": "hooks", "model": "tied", "whole_after_forward": True},
-        {"mode": "ghost", "model": "recomputed"},
-        {"mode": "ghost", "model": "frozen", "evaluated": True, "whole_after_forward": True},
-    ],
-    ids=str,
-)
-def test_shards_of_a_model_are_trained_to_the_bits_of_one_process(options, train, tmp_path):
-    options = {"parts": 6} | options
-    alone = train(plain=True, folder=_new(tmp_path), **options)[0]["model"]
-    for ranks in (2, 3):
-        answers = train(ranks, folder=_new(tmp_path), sharded=True, **options)
-        assert models(answers) == [alone] * ranks
-        sizes = [p.numel() for p in network(options.get("model", "linear")).parameters()]
-        assert [sum(shards) for shards in zip(*(a["shards"] for a in answers), strict=True)] == sizes
-
-
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Full backward hook", "ignore:.*is deprecated")
-@pytest.mark.parametrize(("mode", "a_step"), [("ghost", 1), ("hooks", 2)])
-def test_shards_are_added_up_once_a_step_if_what_is_kept_until_then_is_small(mode, a_step, monkeypatch, tmp_path):
-    calls = []
-    exchange = torch.distributed.all_to_all_single
-    monkeypatch.setattr(torch.distributed, "all_to_all_single", lambda *given: calls.append(given) or exchange(*given))
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        found = [train_in_a_group("cpu", wrapper, tmp_path, mode) for wrapper in ("fsdp2", "ddp", "")]
-    finally:
-        torch.distributed.destroy_process_group()
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[2])
-    assert len(calls) == 4 * 6 * a_step  # parameters, steps
-
-
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_layers_that_stay_whole_in_a_step_are_gathered_once_and_the_bits_are_the_same(mode, train, tmp_path):
-    """Twice for each of the parts by default, and once for each by `reshard_after_forward=False` alone."""
-    options = {"sharded": True, "mode": mode, "parts": 6}
-    alone = train(plain=True, folder=_new(tmp_path), mode=mode, parts=6)[0]
-    answers = train(2, folder=_new(tmp_path), whole_in_a_step=True, evaluated=True, **options)
-    assert models(answers) == [alone["model"]] * 2
-    layers, steps = 2, 8
-    assert [a["gathers"] for a in answers] == [layers * steps] * 2
-    again = train(2, folder=_new(tmp_path), whole_after_forward=True, **options)
-    assert [a["gathers"] for a in again] == [layers * steps * 3] * 2
-
-
-def test_shards_computed_in_halves_give_the_same_bits_on_any_number_of_ranks(train, tmp_path):
-    options = {"sharded": True, "mode": "ghost", "parts": 6}
-    one, two, three = (models(train(n, folder=_new(tmp_path), halves=True, **options)) for n in (1, 2, 3))
-    assert [*one, *two] == three
-    assert one != models(train(1, folder=_new(tmp_path), **options))
-
-
-def test_a_run_of_shards_goes_on_with_the_same_bits_on_another_number_of_ranks(train, tmp_path):
-    options = {"sharded": True, "mode": "ghost", "parts": 6}
-    whole = models(train(2, folder=_new(tmp_path), **options))[0]
-    models(train(2, epochs=1, **options))
-    assert models(train(3, load=True, **options)) == [whole] * 3
-
-
-def test_a_rank_that_cannot_begin_with_its_shards_is_heard_by_the_others(train):
-    answers = train(2, trouble="unasked", sharded=True, mode="ghost", parts=2)
-    assert "assume_independent" in answers[1]
-    assert "rank 1" in answers[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "functorch"}, "'ghost'"),
-        ({"model": "no bias"}, "LayerNorm"),
-        ({"model": "left out"}, "StepError"),
-        ({"trouble": "unasked"}, "assume_independent"),
-        ({"trouble": "part"}, "whole model"),
-        ({"trouble": "left out"}, "by its rows"),
-        ({"trouble": "saved"}, "torch.distributed.checkpoint"),
-        ({"most_rows": 2, "parts": 2}, "BatchMemoryManager"),
-    ],
-    ids=str,
-)
-def test_what_shards_cannot_do_is_said(options, message, train):
-    answers = train(2, sharded=True, on_rank=-1, **({"mode": "ghost"} | options))
-    assert all(message in answer for answer in answers), answers
-
-
-def test_ranks_that_are_killed_with_their_shards_use_no_noise_twice(train, tmp_path):
-    options = {"sharded": True, "mode": "ghost", "parts": 6}
-    models(train(2, epochs=1, **options))  # four rounds, in the checkpoint
-    kills = [
-        (3, 1, "dies before the record"), (2, 1, "dies in the backward pass"), (3, 0, "dies after the record"),
-        (2, 1, "dies before the release"),
-    ]  # fmt: skip
-    for ranks, killed, trouble in kills:
-        answers = train(ranks, died=killed, load=True, trouble=trouble, on_rank=killed, in_round=5, **options)
-        assert answers[killed] is None
-        assert all("waited for" in answers[rank] for rank in range(ranks) if rank != killed)
-    last = train(1, load=True, **options)[0]
-    found = verify(tmp_path / "run.db")
-    assert (found.problems, found.released) == ((), 8)
-    seen = {line for file in tmp_path.glob("released-*") for line in file.read_text().splitlines()}
-    assert seen == {f"{round} {nonce:032x}" for round, nonce in enumerate(last["nonces"])}  # of each round one release
-
-
 @pytest.mark.parametrize(("sampling", "mode"), [("poisson", "ghost"), ("b-min-sep", "hooks")])
 def test_ranks_without_an_example_have_the_bits_of_one_process(sampling, mode, train, tmp_path):
     """Of batches of as many examples as ranks on average some leave ranks without any, and some are empty."""
@@ -399,15 +273,8 @@ def test_ranks_without_an_example_have_the_bits_of_one_process(sampling, mode, t
             "mode": mode,
         }
         alone = train(plain=True, folder=_new(tmp_path), **options)[0]
-        answers = train(ranks, folder=_new(tmp_path), sharded=True, **options)
+        answers = train(ranks, folder=_new(tmp_path), **options)
         assert models(answers) == [alone["model"]] * ranks
-
-
-def test_a_rank_that_leaves_out_an_empty_part_of_a_model_in_shards_is_told_what_to_do(train, tmp_path):
-    options = {"sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 3, "examples": 12, "mode": "ghost"}
-    answers = train(3, sharded=True, trouble="leaves out empty parts", on_rank=2, timeout=10.0, **options)
-    assert answers[2].startswith("StepError")
-    assert all("waited for" in answer for answer in answers[:2]), answers
 
 
 class Noisy(Dataset):

@@ -62,7 +62,7 @@ def test_sequences_of_other_lengths_are_not_taken_for_a_mixture(lengths, mode, m
     assert run.released == 1
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_a_part_without_examples_of_a_batch_that_has_some(mode):
     module, optimizer, *_, loader = poisson(nn.Linear(6, 3), examples(8), mode, accumulation=2)
     sizes = []
@@ -87,17 +87,6 @@ def test_an_empty_batch_whose_examples_are_the_second_dimension():
             functional.cross_entropy(module(inputs).mean(0), targets).backward()
         optimizer.step()
     assert ((2, 0, 6), (0,)) in shapes
-
-
-def test_expanded_weights_with_inputs_by_keyword(monkeypatch):
-    run = Run(monkeypatch, model=Named(), mode="ew", epochs=1)
-
-    def step(batch):
-        run.loss(run.module(x=batch[0]), batch[1]).backward()
-        run.optimizer.step()
-
-    run.train(step)
-    assert run.released == 3
 
 
 class Named(nn.Module):

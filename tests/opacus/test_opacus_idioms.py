@@ -229,15 +229,6 @@ def test_activations_that_are_computed_again(mode, reentrant, monkeypatch):
     assert torch.allclose(*sums, atol=1e-5)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activations_are_not_computed_again_with_expanded_weights(reentrant, monkeypatch):
-    """Its backward pass would take one saved tensor for another, of the same shape."""
-    run = Run(monkeypatch, model=Checkpointed(reentrant), mode="ew", epochs=1)
-    with pytest.raises(RuntimeError, match=r"no gradients|torch\.utils\.checkpoint"):
-        run.train()
-    assert run.sums == []
-
-
 @pytest.mark.parametrize("where", ["layer", "function"])
 def test_overwriting_a_layers_output_is_refused_with_the_remedy(where, monkeypatch):
     class InPlace(nn.Module):

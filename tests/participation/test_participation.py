@@ -113,3 +113,12 @@ def test_what_is_refused_is_mended_as_the_message_says(wrong: dict, words: str, 
     with pytest.raises(ValueError, match=words):
         Participation(**wrong)
     Participation(**remedied)
+
+
+@pytest.mark.parametrize(("released", "most"), [(0, 0), (1, 1), (12, 1), (13, 2), (24, 2), (25, 3), (48, 3)])
+def test_first_rounds_hold_so_many_participations_of_a_user(released: int, most: int) -> None:
+    """At least 12 apart and at most 3; of epochs one each."""
+    apart = Participation(rounds=48, min_separation=12, max_participations=3)
+    assert apart.scheme.most_of(apart, released) == most
+    epochs = Participation(rounds=36, max_participations=3, sampling="random-allocation")
+    assert epochs.scheme.most_of(epochs, min(released, 36)) == most
