@@ -1,4 +1,4 @@
-"""Opens every page of the built site in Chromium, as a file: `make docs-check`. Fails on what axe calls serious, or on what is cut.
+"""`make docs-check`: opens every page of the built site in Chromium, as a file. Fails on what axe calls serious or what is cut.
 
 Each page is opened at the width of a phone and of a desk, on light and on dark pages; its length in screens is printed.
 """
