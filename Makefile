@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := simulate
 
 # Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it;
-# CUDA=1 takes the build with CUDA all the same, which the tests that pretend a GPU need.
+# CUDA=1 takes the build with CUDA all the same.
 $(VENV)/installed: pyproject.toml hatch_build.py $(shell find fedcgd -name '*.c') $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcgd needs Python 3.11 or newer, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -3,22 +3,21 @@
 python benchmarks/accounting.py [--output benchmarks/results/accounting.json] [--only lambda-cgd] [--tables]
 
 Each result is written as soon as it is there, and not computed again. `--tables` computes nothing and prints the tables of
-`reports/accounting.md`. All of it takes about two hours on two cores. `--few-bins` makes the table of how far the deterministic
-method is above Monte Carlo for few bins, in some minutes. `--speed` prints ratios of times as JSON, in a minute.
+`reports/accounting.md`. All of it takes about half an hour of processor time. `--speed` prints ratios of times as JSON, in a
+minute.
 """
 
 import argparse
 import json
 import resource
 import time
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcgd import DPSGD, LambdaCGD, Mechanism, Participation, error_norms
-from fedcgd.accounting import Guarantee, Method, accountant, calibrate
+from fedcgd import DPSGD, Mechanism, Participation, error_norms
+from fedcgd.accounting import Guarantee, calibrate
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import Bins
 from fedcgd.optimisation import catalogue
@@ -73,13 +72,11 @@ def mechanism_of(name: str, parameter: float | int | None) -> Mechanism:
     return catalogue.mechanism(name if parameter is None else f"{name}:{parameter}", KNOWN)
 
 
-def measured(
-    mechanism: Mechanism, participation: Participation, epsilon: float, method: Method | None = None
-) -> dict[str, Any]:
+def measured(mechanism: Mechanism, participation: Participation, epsilon: float) -> dict[str, Any]:
     """σ, RMSE and seconds, or why it is refused."""
     start, cpu = time.perf_counter(), time.process_time()
     try:
-        found: Guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=DELTA, method=method)
+        found: Guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=DELTA)
     except ValueError as error:
         return {"refused": str(error)}
     return {
@@ -120,7 +117,7 @@ def tables(results: dict[str, Any]) -> str:
         best = BEST[known][(8, 1).index(int(float(epsilon)))] if known and run.startswith("balls") else None
         label = run.partition(",")[0] if run.startswith("balls") else run
         label += f", {name}" + ("" if parameter == "None" else f" {parameter}")
-        method = "deterministic" if found["failure_probability"] == 0 else "Monte Carlo"
+        method = "losses on a grid" if found["failure_probability"] == 0 else "Monte Carlo"
         lines.append(
             f"| {label} | {epsilon} | {method} | "
             f"{found['noise_multiplier']:.4f} | {found['failure_probability'] or 0:g} | {found['processor_seconds']:.0f} | "
@@ -144,38 +141,16 @@ def speed() -> dict[str, float]:
     return ratios
 
 
-def few_bins() -> None:
-    """σ and δ without draws over those with, for few bins at ε = 1: of the whole run, and of parts of it at its σ."""
-    print("| λ | b | k | δ | σ without draws / σ with | δ of the whole | of 1 epoch | of 1½ | of 2 |")
-    print("|---|---|---|---|---:|---:|---:|---:|---:|")
-    for lam, b, delta in product((0.9, 0.5), (20, 5), (1e-2, 1e-5)):
-        run = Participation(rounds=3 * b, min_separation=b, sampling="balls-in-bins")
-        drawn, bound = (accountant(LambdaCGD(lam), run, method) for method in ("monte-carlo", "deterministic"))
-        sigma = drawn.noise_multiplier(epsilon=1.0, delta=delta).noise_multiplier
-        wider = bound.noise_multiplier(epsilon=1.0, delta=delta).noise_multiplier
-        cells = []
-        for released in (3 * b, b, b + b // 2, 2 * b):
-            with_draws, without = (
-                found.delta(noise_multiplier=sigma, epsilon=1.0, released=released).delta for found in (drawn, bound)
-            )
-            cells.append(f"{without / with_draws - 1:+.0%}" if with_draws > 1e-12 else "–")
-        print(f"| {lam} | {b} | 3 | {delta:g} | {wider / sigma:.3f} | {' | '.join(cells)} |", flush=True)
-
-
 def main() -> None:
     """Fill the file, and print a line for each result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/accounting.json"))
     parser.add_argument("--only", help="rows whose name starts so")
     parser.add_argument("--tables", action="store_true", help="only print what is there")
-    parser.add_argument("--few-bins", action="store_true", help="only the table of few bins")
     parser.add_argument("--speed", action="store_true", help="only ratios of times, as JSON")
     given = parser.parse_args()
     if given.speed:
         print(json.dumps(speed(), ensure_ascii=False))
-        return
-    if given.few_bins:
-        few_bins()
         return
     results: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
     if given.tables:
@@ -183,25 +158,15 @@ def main() -> None:
         return
 
     def record(
-        key: str,
-        mechanism: Mechanism,
-        participation: Participation,
-        epsilon: float,
-        printed: float | None,
-        method: Method | None = None,
+        key: str, mechanism: Mechanism, participation: Participation, epsilon: float, printed: float | None
     ) -> bool:
         if key in results:
             return "refused" not in results[key]
-        results[key] = {"printed": printed} | measured(mechanism, participation, epsilon, method)
+        results[key] = {"printed": printed} | measured(mechanism, participation, epsilon)
         given.output.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         print(key, results[key], flush=True)
         return "refused" not in results[key]
 
-    if not given.only:
-        for (name, parameter), epsilon in product(BEST, (8.0, 1.0)):  # the method that is not the default
-            method: Method = "monte-carlo" if name == "dp-sgd" else "deterministic"
-            key = f"balls-in-bins, {method} | {name} | {parameter} | {epsilon:g}"
-            record(key, mechanism_of(name, parameter), BINS, epsilon, None, method)
     for (name, parameter), row in TABLE.items():
         if given.only and not name.startswith(given.only):
             continue

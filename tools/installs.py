@@ -201,8 +201,8 @@ def keepers(on: Installed) -> None:
 
 def numpy_run(on: Installed) -> None:
     """A server and a node whose model is NumPy, and their ledger. The grid between them is that of the tests."""
-    program = ROOT / "tests" / "helpers" / "without_extras.py"
-    on.expect(0, on.python, "-W", "ignore", program, "run", on.work / "numpy.db", HIDDEN="")
+    program = ROOT / "tests" / "helpers" / "numpy_run.py"
+    on.expect(0, on.python, "-W", "ignore", program, on.work / "numpy.db")
     recorded(on, "numpy.db")
 
 

@@ -4,14 +4,12 @@ from fedcgd.accounting.accountant import Accountant
 from fedcgd.accounting.calibration import accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.compose import JointGuarantee, PastRun, compose
 from fedcgd.accounting.guarantee import ADJACENCY, Guarantee
-from fedcgd.support.choices import Method
 
 __all__ = [
     "ADJACENCY",
     "Accountant",
     "Guarantee",
     "JointGuarantee",
-    "Method",
     "PastRun",
     "accountant",
     "calibrate",

@@ -187,7 +187,7 @@ class Accountant(ABC):
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound: ...
 
     def _kept(self, asked: tuple[str | float, ...], find: Callable[[], Bound]) -> Bound:
-        asked = (type(self).__name__, getattr(self, "method", "") or "", *asked)
+        asked = (type(self).__name__, *asked)
         return answer(self.mechanism, self.participation, asked, find, Bound)
 
     def _guarantee(self, found: Bound, epsilon: float, delta: float, sigma: float, released: int) -> Guarantee:

@@ -15,38 +15,16 @@ directions, for every δ.
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from fedcgd.accounting.effort import EFFORT
+from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.sampled import Coin, OneOf, Sampled
 from fedcgd.mechanisms import Mechanism, Toeplitz
-from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.mechanisms.mechanism import Vector
 
 _ROUNDING = 1 + 1e-9  # sums of positive numbers err by less
-
-
-class Columns(Protocol):
-    """What is asked of C ≥ 0."""
-
-    @property
-    def rounds(self) -> int:
-        """n."""
-        ...
-
-    @property
-    def squares(self) -> Vector:
-        """‖C[:, t]‖², shape (n,)."""
-        ...
-
-    def forward(self, x: Matrix) -> Matrix:
-        """C·x for x of shape (n, m)."""
-        ...
-
-    def adjoint(self, y: Matrix) -> Matrix:
-        """Cᵀ·y for y of shape (n, m)."""
-        ...
 
 
 def largest_singular_value(mechanism: Mechanism, columns: Columns) -> float:

@@ -1,7 +1,6 @@
 """Which accountant a run has, and what it answers: σ from a budget, ε from σ, δ from both."""
 
 from collections.abc import Callable
-from typing import get_args
 
 from fedcgd.accounting.accountant import Accountant, Progress, silent
 from fedcgd.accounting.b_min_sep import BMinSepAccountant
@@ -14,23 +13,20 @@ from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.own import check_own
 from fedcgd.participation import Participation
 from fedcgd.participation.samplings import Law
-from fedcgd.support.choices import Method
 
 
-def accountant(mechanism: Mechanism, participation: Participation, method: Method | None = None) -> Accountant:
+def accountant(mechanism: Mechanism, participation: Participation) -> Accountant:
     """The accountant for runs of `mechanism` in which users take part as `participation` says. It costs nothing to make.
 
     Args:
         mechanism: the matrix C, such as `LambdaCGD(0.9)`.
         participation: who takes part when, over how many rounds.
-        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses. Other samplings ignore it.
 
     Returns:
         What answers for σ, ε and δ of such runs.
 
     Raises:
         TypeError: for what is no mechanism (its λ alone, its class or its name) or no participation (a number of rounds).
-        ValueError: for an unknown method.
 
     >>> from fedcgd.mechanisms import LambdaCGD
     >>> run = accountant(LambdaCGD(0.9), Participation(rounds=210, min_separation=21))
@@ -43,29 +39,26 @@ def accountant(mechanism: Mechanism, participation: Participation, method: Metho
         raise TypeError(
             f"participation must be a Participation, such as Participation(rounds=100), got {participation!r}"
         )
-    if method is not None and method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
-    make = _ACCOUNTANTS[participation.scheme.law]
-    return make(mechanism, participation, method)
+    return _ACCOUNTANTS[participation.scheme.law](mechanism, participation)
 
 
-def _one_of_each_epoch(mechanism: Mechanism, participation: Participation, _: Method | None) -> Accountant:
+def _one_of_each_epoch(mechanism: Mechanism, participation: Participation) -> Accountant:
     one = bandwidth(mechanism, participation.rounds) == 1
     return OneBandAccountant(mechanism, participation) if one else BandsAccountant(mechanism, participation)
 
 
-_ACCOUNTANTS: dict[Law, Callable[[Mechanism, Participation, Method | None], Accountant]] = {
-    Law.KNOWN: lambda mechanism, participation, _: GaussianAccountant(mechanism, participation),
-    Law.COINS: lambda mechanism, participation, _: PoissonAccountant(mechanism, participation),
+_ACCOUNTANTS: dict[Law, Callable[[Mechanism, Participation], Accountant]] = {
+    Law.KNOWN: GaussianAccountant,
+    Law.COINS: PoissonAccountant,
     Law.ONE_BIN: BallsInBinsAccountant,
-    Law.RESTING_COINS: lambda mechanism, participation, _: BMinSepAccountant(mechanism, participation),
+    Law.RESTING_COINS: BMinSepAccountant,
     Law.ONE_OF_EACH_EPOCH: _one_of_each_epoch,
 }
 
 
-def _tried(mechanism: Mechanism, participation: Participation, method: Method | None) -> Accountant:
+def _tried(mechanism: Mechanism, participation: Participation) -> Accountant:
     """`accountant`; ValueError for a mechanism of the caller's own whose noise is not that of its C: ε would be another's."""
-    found = accountant(mechanism, participation, method)
+    found = accountant(mechanism, participation)
     check_own(mechanism, participation.rounds)
     return found
 
@@ -76,7 +69,6 @@ def calibrate(
     *,
     epsilon: float,
     delta: float,
-    method: Method | None = None,
     progress: Progress = silent,
 ) -> Guarantee:
     """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ); adjacency: zero out one user.
@@ -86,7 +78,6 @@ def calibrate(
         participation: who takes part when, over how many rounds.
         epsilon: the budget ε, in [1e-300, 1e15].
         delta: the budget δ, in [1e-300, 1); well below 1 / number of users.
-        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses. Other samplings ignore it.
         progress: is called with a line of text for each step of a long search.
 
     Returns:
@@ -100,7 +91,7 @@ def calibrate(
     >>> f"{calibrate(LambdaCGD(0.9), participation, epsilon=8, delta=1e-5).noise_multiplier:.3f}"
     '4.803'
     """
-    return _tried(mechanism, participation, method).noise_multiplier(epsilon=epsilon, delta=delta, progress=progress)
+    return _tried(mechanism, participation).noise_multiplier(epsilon=epsilon, delta=delta, progress=progress)
 
 
 def compute_epsilon(
@@ -110,7 +101,6 @@ def compute_epsilon(
     noise_multiplier: float,
     delta: float,
     released: int | None = None,
-    method: Method | None = None,
     progress: Progress = silent,
 ) -> Guarantee:
     """An upper bound on ε for the whole run, or for its first `released` rounds; adjacency: zero out one user.
@@ -124,7 +114,6 @@ def compute_epsilon(
         noise_multiplier: σ, positive: noise per unit of clip norm.
         delta: δ, in [1e-300, 1).
         released: how many rounds have been published; None for all.
-        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses. Other samplings ignore it.
         progress: is called with a line of text for each step of a long search.
 
     Returns:
@@ -137,7 +126,7 @@ def compute_epsilon(
     >>> print(compute_epsilon(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, delta=1e-5))
     ε ≤ 0.927 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian mechanism)
     """
-    return _tried(mechanism, participation, method).epsilon(
+    return _tried(mechanism, participation).epsilon(
         noise_multiplier=noise_multiplier, delta=delta, released=released, progress=progress
     )
 
@@ -149,7 +138,6 @@ def compute_delta(
     noise_multiplier: float,
     epsilon: float,
     released: int | None = None,
-    method: Method | None = None,
     progress: Progress = silent,
 ) -> Guarantee:
     """An upper bound on δ at `epsilon`, for the whole run or for its first `released` rounds; adjacency: zero out one user.
@@ -162,7 +150,6 @@ def compute_delta(
         noise_multiplier: σ, positive: noise per unit of clip norm.
         epsilon: ε, at least 0.
         released: how many rounds have been published; None for all.
-        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses. Other samplings ignore it.
         progress: is called with a line of text for each step of a long search.
 
     Returns:
@@ -175,6 +162,6 @@ def compute_delta(
     >>> f"{compute_delta(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, epsilon=1.0).delta:.2g}"
     '2.9e-06'
     """
-    return _tried(mechanism, participation, method).delta(
+    return _tried(mechanism, participation).delta(
         noise_multiplier=noise_multiplier, epsilon=epsilon, released=released, progress=progress
     )

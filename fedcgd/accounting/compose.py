@@ -18,9 +18,7 @@ from fedcgd.accounting.calibration import accountant
 from fedcgd.accounting.guarantee import ADJACENCY, LEAST_DELTA, check_delta, check_noise_multiplier, rounded_up
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
 from fedcgd.participation import Participation
-from fedcgd.support.choices import Method
 from fedcgd.support.numbers import as_float, plural
 
 JOINT_CONDITION = "true only if which runs there were, and how long they were, did not depend on a released model"
@@ -35,31 +33,19 @@ class PastRun:
         participation: who takes part when, over how many rounds.
         noise_multiplier: σ, noise per unit of clip norm.
         released: how many rounds are out; None for all.
-        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses.
-        shared: of a copy that went its own way, after how many rounds: only the later ones count, since the first ones are
-            another run's, which is composed with it.
 
     Raises:
-        ValueError: for numbers out of range, and for shared rounds under a sampling: both copies have the same secret choices, so
-            that a user's rounds must count as known.
+        ValueError: for numbers out of range.
     """
 
     mechanism: Mechanism
     participation: Participation
     noise_multiplier: float
     released: int | None = None
-    method: Method | None = None
-    shared: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", as_float("noise_multiplier", self.noise_multiplier))
-        if not 0 <= self.shared <= self.rounds_released:
-            raise ValueError(f"shared must be in 0 … {self.rounds_released}, the rounds released, got {self.shared}")
-        if self.shared and self.participation.is_secret:
-            raise ValueError(
-                f"a run that shares {self.shared} rounds with another has the same secret choices: count both without "
-                f"sampling, got {self.participation.sampling}"
-            )
+        self.participation.rounds_released(self.released)
 
     @property
     def rounds_released(self) -> int:
@@ -69,14 +55,11 @@ class PastRun:
     @property
     def accountant(self) -> Accountant:
         """What answers for this run alone."""
-        return accountant(self.mechanism, self.participation, self.method)
+        return accountant(self.mechanism, self.participation)
 
     def gaussian_mu(self) -> Bound:
-        """μ of the Gaussian mechanism that its own rounds are at most, for an adversary who knows the rounds of each user."""
-        if not self.shared:
-            return self.accountant.gaussian_mu(self.noise_multiplier, self.rounds_released)
-        reach = tail_sensitivity(self.mechanism, self.participation, shared=self.shared, released=self.released)
-        return Bound(reach.value / self.noise_multiplier, reach.method, sensitivity=reach.value, exact=False)
+        """μ of the Gaussian mechanism that it is at most, for an adversary who knows the rounds of each user."""
+        return self.accountant.gaussian_mu(self.noise_multiplier, self.rounds_released)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +133,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     delta = check_delta(delta)
     for run in runs:
         check_noise_multiplier(run.noise_multiplier)
-    out = [run for run in runs if run.rounds_released > run.shared]
+    out = [run for run in runs if run.rounds_released]
     known = [run.gaussian_mu() for run in out]
     epsilon = _gaussian(known, delta)
     exact = all(loss.exact for loss in known)
@@ -166,7 +149,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
         epsilon=epsilon,
         delta=delta,
         runs=len(runs),
-        released=sum(run.rounds_released - run.shared for run in out),
+        released=sum(run.rounds_released for run in out),
         method=method,
         exact=exact,
         failure_probability=risk,

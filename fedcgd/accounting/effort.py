@@ -80,16 +80,16 @@ class Memory:
     cells: float = 2e6
     """Of a grid of losses, about."""
     rows: int = 256
-    """Rounds in one product with a band, and columns of a dense C at a time."""
+    """Columns of a dense C at a time."""
     sparse: int = 32
-    """Bands of a matrix that is kept sparse: beyond, dense products are faster."""
+    """Bands of a matrix that is kept sparse: beyond, Fourier transforms are faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
     """How many draws (`random_participation`)."""
 
-    pilot: tuple[int, int] = (1000, 2**14)
+    pilot: tuple[int, int] = (1000, 2**13)
     """Of one step of the search, for removing and for adding a user, whose probabilities scatter less."""
     order: tuple[int, float] = (400, 0.01)
     """Tuples that choose the order of the moment; and the part of them that must be accepted."""
@@ -97,16 +97,13 @@ class Drawing:
     """Fewest and most of a confirmation."""
     adding: tuple[int, ...] = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
     """Of a confirmation: the first that make sure that adding does not rule."""
-    numbers: tuple[float, float] = (2e8, 4e8)
+    numbers: tuple[float, float] = (1e8, 2e8)
     """Numbers drawn for one direction of a confirmation at most, about: some seconds."""
+    overhead: int = 100
+    """Numbers that a draw takes as much time as, besides one for each round."""
     precision: tuple[float, float, float] = (0.07, 0.03, 3e7)
     """The part of δ that more draws should not be spent on; the same while draws take a second or two;
     and how many numbers those are."""
-    patience: float = 2.5
-    """Times as many for an ε or a δ, and so much nearer: their noise is known, and they are asked for once."""
-    surer: tuple[int, float] = (2**17, 0.25)
-    """Draws that choose the line by which adding is bounded, where it has at least such a part of the δ of removing. Of a dozen
-    lines few draws choose one that looks better than it is: by as much as half of δ, which is 3 % of ε."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +125,6 @@ class Search:
     all before."""
     tries: tuple[int, float] = (8, 1.002)
     """Confirmations at most, that share the failure probability; and times σ, at least, after one that failed."""
-    sequence: tuple[int, float, float] = (45, 0.002, 0.35)
-    """Values of ε that are tested in order, the distance of their logarithms, and the part of them above the one proposed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,37 +147,6 @@ class Chains:
     """Beyond, a few thousand draws take minutes: the answer is that of the bounds without draws."""
     level: float = 0.45
     """From one level of what is left of earlier rounds to the next."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fineness:
-    """Steps of x over √(1 − ρ²), of w in standard deviations, and the nodes for s (`markov_chain`)."""
-
-    step: float
-    factor_step: float
-    nodes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bins:
-    """Balls-in-Bins without draws."""
-
-    rough: Fineness = Fineness(step=0.5, factor_step=1.2, nodes=400)
-    """While a search goes on."""
-    fine: Fineness = Fineness(step=0.18, factor_step=0.8, nodes=900)
-    """For its answer."""
-    ignored: float = 1e-3
-    """Of δ, for the ends of the grids."""
-    near: float = 0.05
-    """How far log δ may stay below its goal: 0.3 % of σ or so."""
-    search: tuple[float, int, int] = (4.0, 6, 50)
-    """−log δ over log x, at least; fine steps at most, each as long as all rough ones; and steps of both, about."""
-    decay: float = 0.995
-    """ρ beyond which the grid would be too large."""
-    kinds: int = 8
-    """Bins that are nearly alike are counted together, as so many kinds."""
-    triples: int = 1000
-    """Bins of which all triples are added up: a tenth of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,4 +180,3 @@ class Effort:
 
 
 EFFORT = Effort()
-BINS = Bins()

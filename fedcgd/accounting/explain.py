@@ -10,7 +10,6 @@ from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
-from fedcgd.participation.samplings import Law
 from fedcgd.support.numbers import as_clip_norm
 
 NOT_COVERED = (
@@ -99,7 +98,7 @@ def explain(
             f"{guarantee.method}; "
             + ("exact up to rounding." if guarantee.exact else "an upper bound: the truth may be better, not worse."),
         ),
-        _confidence(guarantee, participation),
+        _confidence(guarantee),
         Step(
             "guarantee",
             f"All models that the run releases, together, are ({rounded_up(guarantee.epsilon, 6)}, {delta:g})-differentially "
@@ -165,14 +164,13 @@ def _rounds(pattern: tuple[int, ...]) -> str:
     return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
-def _confidence(guarantee: Guarantee, participation: Participation) -> Step:
+def _confidence(guarantee: Guarantee) -> Step:
     risk = guarantee.failure_probability
     if not risk:
         return Step("confidence", "Deterministic: no part of the calculation is random.", 1.0)
     return Step(
         "confidence",
         f"The calculation draws random numbers, and they mislead it with probability at most {rounded_up(risk)} over their "
-        f"seed; this is part of δ = {guarantee.delta:g}. The seed is a hash of the question, so that nobody chooses it"
-        + ("; the deterministic method needs none." if participation.scheme.law is Law.ONE_BIN else "."),
+        f"seed; this is part of δ = {guarantee.delta:g}. The seed is a hash of the question, so that nobody chooses it.",
         1 - risk,
     )

@@ -32,7 +32,6 @@ class Guarantee:
         method: in words, how the number was found.
         rounds: n, the releases of the whole run.
         released: how many of them have been published.
-        adjacency: which data sets are neighbours; always `ADJACENCY`.
         sensitivity: that of C where the method goes through it, else None.
         exact: whether ε is the smallest possible (up to rounding, on the safe side); else it is an upper bound.
         failure_probability: the chance that the random draws of the method mislead it; 0 where it draws none.
@@ -49,10 +48,10 @@ class Guarantee:
     method: str
     rounds: int
     released: int
-    adjacency: str = ADJACENCY
     sensitivity: float | None = None
     exact: bool = False
     failure_probability: float = 0.0
+    adjacency = ADJACENCY  # of every guarantee
 
     @property
     def condition(self) -> str | None:
@@ -84,8 +83,8 @@ class Guarantee:
         return table(rows | ({"condition": self.condition} if self.condition else {}))
 
     def to_description(self) -> dict[str, Any]:
-        """All fields and `condition`, as JSON-able values."""
-        return asdict(self) | {"condition": self.condition}
+        """All fields, `adjacency` and `condition`, as JSON-able values."""
+        return asdict(self) | {"adjacency": self.adjacency, "condition": self.condition}
 
 
 def check_epsilon(epsilon: float) -> float:

@@ -6,7 +6,7 @@ An audit refutes or fails to refute. What it finds is a lower bound on ε; that 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, pairwise
+from itertools import count
 from math import ceil
 from typing import Any
 
@@ -270,26 +270,6 @@ def canary_scores(
         mine = [j for j, other in enumerate(patterns) if other == pattern]
         scores[mine] = weights @ released[:, mine] / (np.linalg.norm(total) * clip_norm)
     return scores
-
-
-def overused(patterns: Sequence[tuple[int, ...]], participation: Participation) -> list[int]:
-    """Which users took part more than k times, or twice less than b rounds apart: ε does not hold for them.
-
-    No statistic would see a single such user.
-
-    Args:
-        patterns: the rounds of each user, ascending.
-        participation: what was promised.
-
-    Returns:
-        Positions in `patterns`.
-    """
-    k, b = participation.participations, participation.min_separation
-    return [
-        j
-        for j, pattern in enumerate(patterns)
-        if len(pattern) > k or any(later - earlier < b for earlier, later in pairwise(pattern))
-    ]
 
 
 class _Moments:

@@ -23,8 +23,7 @@ from fedcgd.cli.printing import (
 )
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.optimisation.catalogue import spelling_of
-from fedcgd.participation import SAMPLINGS, Participation
-from fedcgd.participation.samplings import Law
+from fedcgd.participation import Participation
 from fedcgd.support.numbers import as_clip_norm
 
 
@@ -64,18 +63,13 @@ def _check(asked: AccountOptions) -> None:
         raise ValueError(f"give two of {', '.join(given)}, and the third is the answer; got {named}")
     if asked.noise_multiplier is None and asked.released is not None:
         raise ValueError("--released is for ε and δ of a given --noise-multiplier: σ is that of the whole run")
-    if asked.method is not None and SAMPLINGS[asked.sampling].law is not Law.ONE_BIN:
-        raise ValueError(
-            f"--method {asked.method} is a way to bound balls-in-bins, and --sampling is {asked.sampling}: "
-            "leave --method out"
-        )
-    if asked.explain and (asked.released is not None or asked.method is not None):
-        raise ValueError("--explain is of the whole run by its usual method: leave --released and --method out")
+    if asked.explain and asked.released is not None:
+        raise ValueError("--explain is of the whole run: leave --released out")
 
 
 def _guarantee(asked: AccountOptions, mechanism: Mechanism, participation: Participation, say: Progress) -> Guarantee:
     """What holds of the two that are given and the third."""
-    ask = accountant(mechanism, participation, asked.method)
+    ask = accountant(mechanism, participation)
     match asked.noise_multiplier, asked.epsilon, asked.delta:
         case None, float(epsilon), float(delta):
             return ask.noise_multiplier(epsilon=epsilon, delta=delta, progress=say)

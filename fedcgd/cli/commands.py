@@ -21,7 +21,7 @@ from fedcgd.cli.options import (
     completed_mechanisms,
 )
 from fedcgd.participation.samplings import SECRET_SAMPLINGS
-from fedcgd.support.choices import LambdaObjective, Method
+from fedcgd.support.choices import LambdaObjective
 
 File = Annotated[Path, Argument()]
 
@@ -86,7 +86,6 @@ class PlanOptions(OutputOptions, ProxyOptions, ModelOptions, BudgetOptions):
         max_rounds: The most rounds. Default: 4000.
         buffers: How many vectors of the model's size there is memory for, to correlate noise.
         clip_norm: L2 norm that each user's update is clipped to; learning rates are printed for it.
-        plot: Also draw the expected loss against participations, a curve for each kind, into this PNG or SVG.
     """
 
     users: int
@@ -96,7 +95,6 @@ class PlanOptions(OutputOptions, ProxyOptions, ModelOptions, BudgetOptions):
     max_rounds: int | None = None
     buffers: int = 32
     clip_norm: float = 1.0
-    plot: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +106,12 @@ class QuestionOptions:
         delta: Failure probability δ; well below 1 / number of users.
         noise_multiplier: σ, noise per unit of clip norm.
         released: For the first rounds only; holds if their number does not depend on what they released.
-        method: Of balls-in-bins: by Monte Carlo samples, that mislead with probability 1e-12 (part of δ); or deterministic, in
-            minutes. Default: deterministic for dp-sgd, where that takes seconds, and else Monte Carlo.
     """
 
     epsilon: EpsilonIfAny = None
     delta: DeltaIfAny = None
     noise_multiplier: float | None = None
     released: int | None = None
-    method: Method | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +157,7 @@ class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
         objective: By what λ of lambda-cgd is chosen where it is left out; repeat it to compare. rmse and max-se ignore the
             sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ), and excess on λ/(1 − λ). Default:
             excess, or the loss on --curvature.
-        plot: Also draw the RMSE of each as a bar into this PNG, SVG or PDF file; with --curvature losses against rounds, d,
-            d_eff and ν, which takes a minute.
+        plot: Also draw the RMSE of each as a bar into this PNG, SVG or PDF file; with --curvature the loss.
     """
 
     rounds: int
@@ -383,18 +377,15 @@ class ComposeOptions(OutputOptions, RegisterOptions):
 class ModelFileOptions(LedgerOptions):
     """Write the last released model, before or after the run is sealed, by name: the arrays that the run trained, and no others.
 
-    Counters, frozen layers and statistics that stayed as they were are not in the ledger. With --carried they come from the file
-    (.npz or .safetensors) of the model that the run began with, and the whole model is written.
+    Counters, frozen layers and statistics that stayed as they were are in the model that the run began with.
 
-    Example: fedcgd ledger model run.db model.npz --carried initial.npz
+    Example: fedcgd ledger model run.db model.npz
 
     Options:
-        target: Where to: .npz or .safetensors.
-        carried: The model that the run began with, for its arrays that were not trained.
+        target: Where to: a file .npz.
     """
 
     target: File
-    carried: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

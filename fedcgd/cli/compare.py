@@ -1,8 +1,8 @@
 """`fedcgd compare`: mechanisms side by side at one budget, and what their noise costs on a quadratic."""
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,8 @@ from fedcgd.cli.printing import (
     print_refusals,
     progress,
     sensitivity_text,
-    status,
 )
 from fedcgd.cli.usage import in_options
-from fedcgd.curvature import curves
-from fedcgd.curvature.curves import Curve
 from fedcgd.curvature.stationary import bounds, optimal_error, stationary_error
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism
 from fedcgd.optimisation.bands import power_bandwidths
@@ -37,8 +34,6 @@ from fedcgd.participation import SAMPLINGS, Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import gradient_norm
 from fedcgd.support.choices import LambdaObjective
-
-_CURVES = ("dp-sgd", "toeplitz", "bisr:4", "lambda-cgd", "nu-dp-ftrl", "blt:2")
 
 
 @dataclass(frozen=True)
@@ -118,13 +113,8 @@ def compare(asked: CompareOptions) -> None:
         raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))
     rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
     summary = {} if quadratic is None else _summary(quadratic, asked.epsilon, asked.delta)
-    if asked.plot is not None and quadratic is None:
-        draw(asked.plot, rows)
-    elif asked.plot is not None and quadratic is not None:
-        with status(asked.json) as say:
-            found = _curves(asked, quadratic, say)
-        draw_curves(asked.plot, found)
-        summary["curves"] = [asdict(curve) for curve in found]
+    if asked.plot is not None:
+        draw(asked.plot, rows, "rmse" if quadratic is None else "loss")
     if asked.json:
         print_json(budget(asked.epsilon, asked.delta) | summary | {"mechanisms": rows})
     else:
@@ -218,19 +208,6 @@ def _summary(quadratic: Quadratic, epsilon: float, delta: float) -> dict[str, An
     return summary
 
 
-def _curves(asked: CompareOptions, quadratic: Quadratic, step: Callable[[str], None]) -> list[Curve]:
-    """At equal privacy without a sampling, so that every point is found by its sensitivity alone."""
-    known = Participation(
-        rounds=asked.rounds, min_separation=asked.separation or 1, max_participations=asked.participations
-    )
-    return [
-        curves.against_rounds(_CURVES, known, quadratic, step),
-        curves.against_dimension(_CURVES, known, quadratic, step),
-        curves.against_effective_dimension(_CURVES, known, quadratic, step),
-        curves.against_nu(known, quadratic),
-    ]
-
-
 def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """The rows, one of which at least is no error, as a table whose title says what holds for all of them."""
     done = [row for row in rows if "error" not in row]
@@ -285,24 +262,12 @@ def _participation(row: dict[str, Any]) -> str:
     return f"{often}, b = {row['min_separation']}"
 
 
-def draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    """RMSE of each mechanism as a horizontal bar."""
-    done = [row for row in rows if "error" not in row][::-1]
-    with drawn(path, 7, 0.8 + 0.3 * len(done)) as figure:
-        axes = figure.add_subplot(xlabel="RMSE of the noise, per unit of clip norm")
-        bars = axes.barh([row["label"] for row in done], [row["rmse"] for row in done], color="0.6", edgecolor="black")
-        axes.bar_label(bars, fmt="%.2f", padding=3)
+def draw(path: Path, rows: list[dict[str, Any]], figure: str) -> None:
+    """A figure of each mechanism, its RMSE or loss, as a horizontal bar."""
+    done = [row for row in rows if isinstance(row.get(figure), float)][::-1]
+    label = {"rmse": "RMSE of the noise, per unit of clip norm", "loss": "loss, per (clip norm / cohort)²"}[figure]
+    with drawn(path, 7, 0.8 + 0.3 * len(done)) as page:
+        axes = page.add_subplot(xlabel=label)
+        bars = axes.barh([row["label"] for row in done], [row[figure] for row in done], color="0.6", edgecolor="black")
+        axes.bar_label(bars, fmt="%.3g", padding=3)
         axes.margins(x=0.12)
-
-
-def draw_curves(path: Path, found: list[Curve]) -> None:
-    """A panel for each curve."""
-    from matplotlib.ticker import NullFormatter
-
-    with drawn(path, 11, 7.5) as figure:
-        for axes, curve in zip(figure.subplots(2, 2).flat, found, strict=True):
-            for name, losses in curve.losses.items():
-                axes.plot(curve.x, losses, marker=".", label=name)
-            axes.set(xscale="log", yscale="log", xlabel=curve.what, ylabel="loss at equal privacy")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.legend(fontsize=8)

@@ -23,10 +23,8 @@ from fedcgd.cli.printing import (
     status,
 )
 from fedcgd.cli.usage import Exit, complaints
-from fedcgd.ledger.client_metrics import NOT_COVERED
-from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.statement import described, facts
+from fedcgd.ledger.statement import described, facts, records
 from fedcgd.ledger.texts import finding
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.support.files import check_private
@@ -45,9 +43,8 @@ def show(asked: ShowOptions) -> None:
     rows = [
         ("created", str(run["created"])),
         *facts(described(run, verification)),
-        *([("not covered by ε", NOT_COVERED)] if verification.run.forwards_client_metrics else []),
         ("key", f"fingerprint {run['key_fingerprint']}"),
-        *(("adopted", text) for text in verification.run.adopted),
+        *(("note", text) for text in verification.notes),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
         ("rounds skipped", str(len(record["skips"]))),
     ]
@@ -74,10 +71,6 @@ def verify(asked: VerifyOptions) -> int:
     else:
         for name, value in facts(described(run, verification)):
             console.print(f"{name}: {escape(clean(value, MOST_SHOWN))}", soft_wrap=True)
-        if verification.run.forwards_client_metrics:
-            note("Not private", NOT_COVERED)
-        for text in verification.run.adopted:
-            note("Adopted", text, "yellow")
         unknown = finding("no-register") if register is None else None
         for told in filter(None, (*verification.notes, verification.delta_note, unknown)):
             note("Note", told, "yellow")
@@ -112,8 +105,6 @@ def compose(asked: ComposeOptions) -> int:
             + (" — SIMULATION: nothing here is private" * found.simulated),
             soft_wrap=True,
         )
-        for copy in found.copies:
-            note("Copied", copy, "yellow")
         for text in found.notes:
             note("Note", text, "yellow")
         for problem in found.problems:
@@ -123,17 +114,13 @@ def compose(asked: ComposeOptions) -> int:
 
 def model(asked: ModelFileOptions) -> None:
     """Write the last released model by name: the arrays that the run trained, and no others."""
-    count = ledger.save_model(asked.path, asked.target, carried=asked.carried)
-    if asked.carried:
-        written = plural(count, "array is", "arrays are")
-        rest = f", those that were not trained as they are in {asked.carried}"
-    else:
-        written = plural(count, "trained array is", "trained arrays are")
-        rest = (
-            ". Arrays that were not trained (counters, frozen layers, fixed statistics) are not in a ledger; --carried takes "
-            "them from the model that the run began with"
-        )
-    printed(asked.json, {"arrays": count, "target": str(asked.target)}, f"{written} in {asked.target}{rest}")
+    count = ledger.save_model(asked.path, asked.target)
+    printed(
+        asked.json,
+        {"arrays": count, "target": str(asked.target)},
+        f"{plural(count, 'trained array is', 'trained arrays are')} in {asked.target}. Arrays that were not trained (counters, "
+        "frozen layers, fixed statistics) are not in a ledger: take them from the model that the run began with",
+    )
 
 
 def adopt(asked: AdoptOptions) -> None:

@@ -1,7 +1,7 @@
 """`fedcgd plan`: whole recipes, best first."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.commands import PlanOptions
 from fedcgd.cli.options import function_named
-from fedcgd.cli.printing import budget, check_plot, console, drawn, print_json, status
+from fedcgd.cli.printing import budget, console, print_json, status
 from fedcgd.planning import (
     LinearModel,
     PlannedRecipe,
@@ -25,7 +25,6 @@ from fedcgd.planning import (
     recommended,
     rehearse,
     verdict,
-    with_more_participations,
 )
 from fedcgd.planning.planner import as_part, as_ratio
 from fedcgd.planning.rehearsal import Train
@@ -38,7 +37,6 @@ METHOD = "that of the sampling's accountant, which plan.guarantee() names"
 
 def plan(asked: PlanOptions) -> None:
     """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate."""
-    check_plot(asked.plot)
     as_clip_norm(asked.clip_norm)
     question = PlanningProblem(
         users=asked.users, epsilon=asked.epsilon, delta=asked.delta, secret=tuple(asked.secret or ()),
@@ -66,12 +64,6 @@ def plan(asked: PlanOptions) -> None:
                 progress=say,
             )
         )
-        if asked.plot is not None:
-            draw(asked.plot, question, _frontier(question, say))
-        more = None
-        if train is None and not is_hopeless(ranked):
-            say("twice the participations")
-            more = with_more_participations(question, ranked)
     if asked.json:
         print_json(
             budget(asked.epsilon, asked.delta)
@@ -81,11 +73,10 @@ def plan(asked: PlanOptions) -> None:
                 if train is not None
                 else {"verdict": verdict(ranked), "expectation": expectation(recommended(ranked))}
             )
-            | ({} if more is None else {"loss_with_twice_the_participations": more.outcome.loss})
             | {"users": asked.users, "recipes": [figures(one, question, asked.clip_norm) for one in ranked]}
         )
     else:
-        show(ranked, question, asked.clip_norm, more)
+        show(ranked, question, asked.clip_norm)
 
 
 def _linear(classes: int | None, features: int | None, mean_share: float) -> LinearModel | None:
@@ -160,10 +151,8 @@ def _model(question: PlanningProblem) -> str:
     return f"a network, hidden layers: {question.hidden_layers}"
 
 
-def show(
-    ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: float, more: PlannedRecipe | None = None
-) -> None:
-    """The recipes as a table, and one as Python and as a run configuration; `more` has twice the participations."""
+def show(ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: float) -> None:
+    """The recipes as a table, and one as Python and as a run configuration."""
     secret = " or ".join(question.secret) or "none"
     console.print(
         f"{question.users} users, at most {question.participations} participations each; samplings that can be secret: {secret}; "
@@ -213,12 +202,6 @@ def show(
             console.print("So no recipe is recommended or printed as a program. With --json all are printed.")
             return
         console.print(expectation(recommended(ranked)), soft_wrap=True, highlight=False)
-        if more is not None:
-            console.print(
-                f"More participations are more work, at the same ε and δ: with --participations {2 * question.participations}, "
-                f"{more.recipe.mechanism} (without amplification) leaves {as_part(more.outcome.loss)} of the loss.",
-                soft_wrap=True, highlight=False,
-            )  # fmt: skip
     chosen = ranked[0] if rehearsed else recommended(ranked)
     which = "The first recipe" if chosen is ranked[0] else f"The simplest recipe that is as good ({chosen.kind})"
     for title, text in (
@@ -230,28 +213,3 @@ def show(
     ):
         console.print(f"\n[bold]{title}[/bold]")
         console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-def _frontier(question: PlanningProblem, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
-    """For each kind, (participations, the least expected loss of at most so many)."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for k in sorted({k for k in (1, 2, 5, 10, 20, 50, 100) if k < question.participations} | {question.participations}):
-        say(f"the picture, {k} participations")
-        for one in plan_recipes(replace(question, participations=k)):
-            points = curves.setdefault(one.kind, [])
-            points.append((k, min([one.outcome.loss, *(loss for _, loss in points)])))
-    return curves
-
-
-def draw(path: Path, question: PlanningProblem, curves: dict[str, list[tuple[int, float]]]) -> None:
-    """Expected loss against participations, one curve a kind, into the image file `path`."""
-    with drawn(path, 7, 4.5) as figure:
-        axes = figure.add_subplot(xscale="log", xlabel="participations of a user, at most", ylabel="excess loss")
-        for (kind, points), marker in zip(curves.items(), "osv^D*Px<>", strict=False):
-            axes.plot(*zip(*points, strict=True), marker=marker, label=kind)
-        every = sorted({k for points in curves.values() for k, _ in points})
-        axes.set_xticks(every, [str(k) for k in every])
-        axes.set_xticks([], minor=True)
-        axes.set_ylim(bottom=0)
-        axes.set_title(f"{question.users} users, ε = {question.epsilon:g}, δ = {question.delta:g} (zero out one user)")
-        axes.legend()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedcgd.accounting import Guarantee
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 MOST_SHOWN = 10_000  # characters of a text that may be somebody else's
 
 console = Terminal()
-
-_HOW_FAR = re.compile(r"(\d+) of (?:about )?(\d+)")
 
 
 def print_json(value: Any) -> None:
@@ -194,40 +191,22 @@ def number(value: object) -> str:
 def status(quiet: bool, what: str = "calculating") -> Iterator[Callable[[str], None]]:
     """A line on standard error with the time that has passed, which the yielded function rewrites; none if `quiet`.
 
-    Where a text says how far the work is (`3 of 8`, `3 of about 8`), the line has a bar and the time that is left. Where standard
-    error is no terminal, but a file or a pipe, a new line is written where the last one is ten seconds old.
+    Where standard error is no terminal, but a file or a pipe, a new line is written where the last one is ten seconds old.
     """
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=complaints, transient=True, disable=quiet or not complaints.is_terminal) as line:
-        task = line.add_task(what, total=None, left="")
+        task = line.add_task(what, total=None)
         begun = written = time.monotonic()
 
         def say(text: str) -> None:
             nonlocal written
-            done, total = how_far(text)
             now = time.monotonic()
-            seconds = now - begun
-            left = f"about {max(1, round(seconds * (total - done) / done))} s left" if done and total > done else ""
             if not quiet and not complaints.is_terminal and now - written >= 10:  # seconds
                 written = now
-                print(
-                    ", ".join(part for part in (f"{what}: {text}", f"{seconds:.0f} s", left) if part), file=sys.stderr
-                )
-            line.update(task, description=f"{what}: {escape(text)}", completed=done, total=total or None, left=left)
+                print(f"{what}: {text}, {now - begun:.0f} s", file=sys.stderr)
+            line.update(task, description=f"{what}: {escape(text)}")
 
         yield say
-
-
-def how_far(text: str) -> tuple[int, int]:
-    """(3, 8) for a text with `4 of 8` or `4 of about 8` in it: the fourth is being worked on. (0, 0) for any other."""
-    found = _HOW_FAR.search(text)
-    return (int(found[1]) - 1, int(found[2])) if found else (0, 0)
 
 
 @contextmanager

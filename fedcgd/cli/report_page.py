@@ -3,7 +3,6 @@
 import json as json_module
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
@@ -21,32 +20,17 @@ from fedcgd.cli.commands import ReportOptions
 from fedcgd.cli.printing import finite, printed, status, write_whole
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html, text_html
 from fedcgd.cli.usage import Exit
-from fedcgd.ledger import client_metrics
-from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.run_composition import evaluation_ledger
-from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, statement_markdown, statement_of
+from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, records, statement_markdown, statement_of
 from fedcgd.ledger.store import write_notes
-from fedcgd.mechanisms import inverse_matrix
 from fedcgd.plan import Plan
-from fedcgd.support.numbers import plural
 
 FORMATS = (".html", ".md", ".json")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a page has room and time for."""
-
-    points: int = 60
-    """Of the plot of ε: each is a bound of its own."""
-    dense_rounds: int = 2048
-    """Up to which the noise of every round is drawn, which takes the inverse as a matrix."""
-    attempts: int = 500
-    """Rows of the table of attempts."""
-
-
-LIMITS = Limits()
+POINTS = 60
+"""Of the plot of ε: each is a bound of its own."""
 
 
 def report(asked: ReportOptions) -> int:
@@ -97,7 +81,7 @@ def page(
         _section("The claim", table_html(facts(statement))),
         _section("Why, and under which assumptions", _reasoning(statement)),
         *([_section("How well an attacker can tell", _attacker(plan, progress))] if statement["attacker"] else []),
-        _section("ε and noise against rounds", _plots(plan, statement["rounds_released"])),
+        _section("ε against rounds", _plots(plan, statement["rounds_released"])),
         *([_section("What was measured", body)] if (body := _measured(record, evaluation)) else []),
         _section("Who took part how often", _participations(record, plan)),
         _section("Rounds and retries", _rounds(record)),
@@ -152,7 +136,6 @@ def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
         _verdict(verdict, "good" if promised else "bad")
         + (list_html(statement["problems"]) if statement["problems"] else "")
         + (list_html(notes) if notes else "")
-        + (_verdict(client_metrics.NOT_COVERED, "bad") if statement["forwards_client_metrics"] else "")
         + f"<div class='figures'>{figures}</div>"
         + (_plainly(statement) if promised else "")
     )
@@ -181,89 +164,50 @@ def _reasoning(statement: dict[str, Any]) -> str:
 
 MEASURED = {
     "evaluate": "The server's own evaluation. It costs nothing, if no user's data are in it.",
-    client_metrics.KIND: "Metrics of nodes, forwarded as they are: NOT differentially private, and not in any ε on this page.",
 }
 
 
 def _measured(record: dict[str, Any], evaluation: dict[str, Any] | None) -> str:
-    """Curves over the releases: of the clip norm, if it adapts, and of what was measured of the models."""
-    parts = []
-    norms = [(row["release"], {"clip norm": row["clip-norm"]}) for row in record["releases"] if "clip-norm" in row]
-    if norms:
-        parts.append(
-            _curves(norms, "The clip norm, which follows a quantile of the users' norms; part of the ε of the run.")
-        )
+    """What was measured of the releases, and the clip norm, if it adapts."""
+    norms = [
+        {"release": row["release"], "clip norm": row["clip-norm"]} for row in record["releases"] if "clip-norm" in row
+    ]
+    body = _numbers(norms, "The clip norm, which follows a quantile of the users' norms; part of the ε of the run.")
     for kind, meaning in MEASURED.items():
-        rows = [(row["release"], _numbers(row)) for row in record["measured"] if row["kind"] == kind]
-        if rows:
-            parts.append(_curves(rows, meaning))
-    if evaluation is not None and evaluation["releases"]:
-        rows = [(row["release"], _numbers(row)) for row in evaluation["releases"]]  # of the training
-        own = evaluation["verification"]["whole"]
-        together = max(row.get("epsilon-with-training", 0.0) for row in evaluation["releases"])
-        problems = evaluation["verification"]["problems"]
-        parts.append(
-            _curves(
-                rows,
-                f"Users' own data, as noised sums: ε ≤ {rounded_up(own['epsilon'])} at δ = {rounded_up(own['delta'], 6)} for all "
-                f"evaluations that are planned ({own['adjacency']}; sampling: {own['sampling']}; {own['method']}), and ε ≤ "
-                f"{rounded_up(together)} together with the training.",
-            )
-            + (f"<p class='verdict bad'>{escape('; '.join(problems))}</p>" if problems else "")
-        )
-    return "".join(parts)
+        body += _numbers([row for row in record["measured"] if row["kind"] == kind], meaning)
+    if evaluation is None or not evaluation["releases"]:
+        return body
+    own, problems = evaluation["verification"]["whole"], evaluation["verification"]["problems"]
+    together = max(row.get("epsilon-with-training", 0.0) for row in evaluation["releases"])
+    body += _numbers(
+        evaluation["releases"],
+        f"Users' own data, as noised sums: ε ≤ {rounded_up(own['epsilon'])} at δ = {rounded_up(own['delta'], 6)} for all "
+        f"evaluations that are planned ({own['adjacency']}; sampling: {own['sampling']}; {own['method']}), and ε ≤ "
+        f"{rounded_up(together)} together with the training.",
+    )
+    return body + (f"<p class='verdict bad'>{escape('; '.join(problems))}</p>" if problems else "")
 
 
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    """What of a row is a measured number."""
-    return {
-        name: value
-        for name, value in row.items()
-        if isinstance(value, int | float) and name not in ("release", "epsilon-with-training")
-    }
-
-
-def _curves(rows: Sequence[tuple[int, dict[str, float]]], meaning: str) -> str:
-    """One small plot for each number, over the releases, and all of them as a table."""
-    names = list(dict.fromkeys(name for _, values in rows for name in values))
-    drawn = []
-    for name in names:
-        at = [(release, values[name]) for release, values in rows if name in values]
-        figure, axes = axes_of(2.2)
-        axes.plot(*zip(*at, strict=True), color="#2257c9", marker="." if len(at) <= LIMITS.points else None)
-        axes.set(xlabel="release", ylabel=name)
-        (first, start), (last, end) = at[0], at[-1]
-        label = f"Plot of {name} against releases, from {start:.4g} after {first} to {end:.4g} after {last}."
-        drawn.append(figure_html(figure, label, f"{name}: {end:.4g} after release {last}."))
-    cells = [(str(release), *(f"{values[n]:.6g}" if n in values else "–" for n in names)) for release, values in rows]
-    table = grid_html(("release", *names), cells, numbers=range(len(names) + 1))
-    return f"<p>{escape(meaning)}</p>{''.join(drawn)}" + _folded("As a table", table)
-
-
-def _folded(summary: str, body: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+def _numbers(rows: Sequence[dict[str, Any]], meaning: str) -> str:
+    """The measured numbers of each release, by their names; nothing for no rows."""
+    if not rows:
+        return ""
+    values = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in rows]
+    names = list(dict.fromkeys(name for each in values for name in each if name != "epsilon-with-training"))
+    cells = [[f"{each[name]:.6g}" if name in each else "–" for name in names] for each in values]
+    return f"<p>{escape(meaning)}</p>" + grid_html(names, cells, numbers=range(len(names)))
 
 
 def _participations(record: dict[str, Any], plan: Plan) -> str:
     histogram = {int(times): int(users) for times, users in record["users_by_participations"].items()}
     if not histogram:
         return "<p>No user has been asked yet.</p>"
-    most = max(histogram)
-    figure, axes = axes_of(3.0)
-    axes.bar(list(histogram), list(histogram.values()), color="#2257c9", width=0.7)
-    asked, at_most = plural(sum(histogram.values()), "user was", "users were"), plural(most, "time", "times")
-    text = f"{asked} asked at least once; one user at most {at_most}."
-    end = most
-    if plan.participation.sampling_rate is None:
-        end = max(most, plan.participation.participations)
-        axes.axvline(plan.participation.participations + 0.5, color="#c4500a", lw=1.2)
-        text += f" The plan allows {plan.participation.participations} (orange)."
-    axes.set(xlabel="rounds that a user was asked in", ylabel="users", xlim=(0, end + 1))
-    axes.yaxis.get_major_locator().set_params(integer=True)
     rows = [(str(times), str(users)) for times, users in sorted(histogram.items())]
     table = grid_html(("rounds", "users"), rows, numbers=(0, 1))
-    drawn = figure_html(figure, f"Histogram: users by the number of rounds they were asked in. {text}", text)
-    return drawn + _folded("As a table", table)
+    if plan.participation.sampling_rate is not None:
+        return table
+    most = f"The plan allows {plan.participation.participations} rounds of a user."
+    return f"<p>{most}</p>{table}"
 
 
 def _rounds(record: dict[str, Any]) -> str:
@@ -283,20 +227,12 @@ def _rounds(record: dict[str, Any]) -> str:
     body = table_html(rows)
     if reasons:
         body += grid_html(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,))
-    listed = [
-        (str(a["round"] + 1), str(a["attempt"] + 1), a["state"], str(a["users"]), day(a["planned"]))
-        for a in attempts[: LIMITS.attempts]
-    ]
-    table = grid_html(("round, from 1", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
-    if len(attempts) > LIMITS.attempts:
-        table = f"<p>The first {LIMITS.attempts}; <code>fedcgd ledger show --json</code> has all.</p>{table}"
-    return body + _folded("Every attempt", table)
+    return body + "<p><code>fedcgd ledger show --json</code> has every attempt.</p>"
 
 
 def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
     run = record["run"]
     rows = [
-        *(("adopted", text) for text in record["verification"]["adopted"]),
         ("key", f"fingerprint {run['key_fingerprint']}" + (", SIMULATION" if run["simulated"] else "")),
         ("hash of plan and configuration", run["configuration_hash"]),
         ("report written with", ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())),
@@ -346,13 +282,11 @@ def _plots(plan: Plan, released: int) -> str:
     if plan.noiseless:
         return "<p>There is no noise, and ε is ∞ from the first release on.</p>"
     rounds = plan.participation.rounds
-    at = sorted(
-        {round(t) for t in np.linspace(1, rounds, min(LIMITS.points, rounds))} | ({released} if released else set())
-    )
+    at = sorted({round(t) for t in np.linspace(1, rounds, min(POINTS, rounds))} | ({released} if released else set()))
     quick = [plan.quick_guarantee(released=t) for t in at]
     spent = [each.epsilon for each in quick]
     figure, axes = axes_of(3.2)
-    axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= LIMITS.points else "default")
+    axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= POINTS else "default")
     axes.axhline(plan.guarantee().epsilon, color="#4c515e", ls="--", lw=1)
     if released:
         axes.axvline(released, color="#c4500a", lw=1.2)
@@ -363,23 +297,5 @@ def _plots(plan: Plan, released: int) -> str:
     )
     if len({each.method for each in quick}) > 1:
         text += " A quick bound: the smaller of the whole run's and that without amplification."
-    body = figure_html(
-        figure,
-        f"Plot of ε against rounds, from {rounded_up(spent[0])} after {at[0]} to {rounded_up(spent[-1])} after {at[-1]}.",
-        text,
-    )
-    if rounds > LIMITS.dense_rounds:
-        return body + f"<p>The noise of each round is drawn for runs of at most {LIMITS.dense_rounds} rounds.</p>"
-    inverse = inverse_matrix(plan.mechanism, rounds)
-    alone = plan.stddev * np.linalg.norm(inverse, axis=1)
-    carried = plan.stddev * np.linalg.norm(np.cumsum(inverse, axis=0), axis=1)
-    figure, axes = axes_of(3.2)
-    steps = np.arange(1, rounds + 1)
-    axes.plot(steps, alone, color="#c4500a", label="in the release of the round")
-    axes.plot(steps, carried, color="#2257c9", label="in the sum of all releases so far")
-    axes.set(xlabel="round", ylabel="standard deviation", ylim=(0, None))
-    axes.legend(frameon=False)
-    text = "Noise in one coordinate of the sum of updates, in units of the update."
-    return body + figure_html(
-        figure, f"Plot of the noise: {alone[-1]:.4g} in the last release, {carried[-1]:.4g} in the sum of all.", text
-    )
+    meaning = f"Plot of ε against rounds, from {rounded_up(spent[0])} after {at[0]} to {rounded_up(spent[-1])} after {at[-1]}."
+    return figure_html(figure, meaning, text)

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import click
@@ -199,7 +198,6 @@ class CarefulCommand(_Reporting):
         except BadOptionUsage as error:
             raise UsageError(f"{error.option_name} needs a value{self._example()}", ctx) from None
         except MissingParameter as error:
-            self._refuse_files(ctx, given)
             missing = self._missing(ctx, given) or ([error.param] if error.param else [])
             names = [_name(parameter, ctx) for parameter in missing]
             raise UsageError(f"missing {', '.join(names)}{self._example()}", ctx) from None
@@ -207,22 +205,10 @@ class CarefulCommand(_Reporting):
             name = _name(error.param, ctx) if error.param else "a value"
             raise UsageError(f"{name}: {error.message}", ctx) from None
         except UsageError:  # what is left over
-            self._refuse_files(ctx, given)
             _, left, _ = self.make_parser(ctx).parse_args(args=list(given))
             taken = [_name(parameter, ctx) for parameter in self.params if parameter.param_type_name == "argument"]
             what = " ".join([*taken, "and options"]) if taken else "options only"
             raise UsageError(f"too many words: {' '.join(left)}; it takes {what}{self._example()}", ctx) from None
-
-    def _refuse_files(self, ctx: Context, args: list[str]) -> None:
-        """Raise UsageError where a file is given, a ledger perhaps, to a command that takes options only."""
-        _, left, _ = self.make_parser(ctx).parse_args(args=list(args))
-        files = [word for word in left if Path(word).is_file()]
-        if files and all(parameter.param_type_name == "option" for parameter in self.params):
-            raise UsageError(
-                f"{ctx.info_name} takes options only, and no file such as {files[0]}. What the run of a ledger promises, and "
-                f"why: `fedcgd report {files[0]} -o report.html`",
-                ctx,
-            )
 
     def _missing(self, ctx: Context, args: list[str]) -> list[Parameter]:
         values, _, _ = self.make_parser(ctx).parse_args(args=list(args))

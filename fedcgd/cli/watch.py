@@ -24,8 +24,7 @@ from fedcgd.cli.commands import WatchOptions
 from fedcgd.cli.printing import console, finite, key_value_table, print_json, write_whole
 from fedcgd.cli.report_html import STYLE, grid_html, table_html
 from fedcgd.ledger.attempts import COUNTED
-from fedcgd.ledger.export import records
-from fedcgd.ledger.statement import in_unit, unit_of
+from fedcgd.ledger.statement import facts, in_unit, joint_budget, records, unit_of
 from fedcgd.participation.samplings import scheme_of
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import duration
@@ -34,6 +33,8 @@ LATEST = 8
 """Attempts and measurements that are shown."""
 LEAST_EVERY, MOST_EVERY = 0.2, 86400
 """Seconds between two looks: a ledger is not read without a pause, and a page is looked at on the same day."""
+_NOT_WATCHED = ("with_evaluations", "attacker", "adaptive_clipping", "identity", "keepers")
+"""Facts of a whole statement that take a verification, or that do not change meanwhile."""
 PACE = 20
 """Releases whose median distance tells the time that is left."""
 
@@ -80,18 +81,20 @@ def state(path: Path) -> dict[str, Any]:
     ended = [row["ended"] for row in attempts if row["state"] in COUNTED]
     planned, released = plan.participation.rounds, len(ended)
     hidden = scheme_of(plan.participation.sampling).hidden
-    budget = run["configuration"].get("budget")
     return {
         "ledger": str(path),
         "unit": unit_of(run["configuration"]),
-        "private": not run["simulated"] and not plan.noiseless,
+        "simulated": run["simulated"],
+        "noiseless": plan.noiseless,
+        "sealed": run["sealed"],
+        "plan": run["plan"],
         "over": run["sealed"] is not None or len(ended) >= planned,
         "rounds_planned": planned,
         "rounds_released": released,
         "rounds_skipped": len(record["skips"]),
-        "whole": plan.guarantee().to_description(),
+        "whole_run": plan.guarantee().to_description(),
         "so_far": plan.quick_guarantee(released=released).to_description() if released else None,
-        "joint_budget": budget and {name: budget[name] for name in ("epsilon", "delta")},
+        "joint_budget": joint_budget(run["configuration"]),
         "seconds_left": _seconds_left(ended, planned - released),
         "attempts": [
             {name: row[name] for name in ("round", "attempt", "state", "ended")}
@@ -117,28 +120,9 @@ def _seconds_left(ended: list[str], rounds: int) -> float | None:
 
 
 def _facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    whole, so_far, budget = found["whole"], found["so_far"], found["joint_budget"]
-    skipped = f", {found['rounds_skipped']} times put off" if found["rounds_skipped"] else ""
-    left = found["seconds_left"]
-    facts = [
-        ("rounds released", f"{found['rounds_released']} of {found['rounds_planned']}{skipped}"),
-        ("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}" + _warning(found)),
-        (
-            "ε so far",
-            f"≤ {rounded_up(so_far['epsilon'])}, if no released model decides when to stop" if so_far else "–",
-        ),
-        ("δ", rounded_up(whole["delta"], 6)),
-        ("adjacency", whole["adjacency"]),
-        ("sampling", whole["sampling"]),
-        ("method", whole["method"]),
-        *([("joint budget of each user", f"ε ≤ {budget['epsilon']:g} at δ = {budget['delta']:g}")] if budget else []),
-        ("time left", "over" if found["over"] else "unknown" if left is None else f"about {duration(left)}"),
-    ]
-    return [(in_unit(name, found["unit"]), in_unit(value, found["unit"])) for name, value in facts]
-
-
-def _warning(found: Mapping[str, Any]) -> str:
-    return "" if found["private"] else " — NOT PRIVATE: a simulation's key, or no noise"
+    seconds = found["seconds_left"]
+    left = "over" if found["over"] else "unknown" if seconds is None else f"about {duration(seconds)}"
+    return [*facts({**found, **dict.fromkeys(_NOT_WATCHED)}), ("time left", left)]
 
 
 def _tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:

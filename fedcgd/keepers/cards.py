@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from fedcgd.accounting.shares import NoiseShares
 from fedcgd.keepers.record import Record, record_file
 from fedcgd.keepers.tls import Tls
-from fedcgd.ledger.keepers import MOST_KEEPERS
+from fedcgd.ledger.store import MOST_KEEPERS
 from fedcgd.noise.keys import NoiseKey
 
 _TOO_OLD = "keepers need cryptography 50 or later, for HPKE with ML-KEM: pip install --upgrade cryptography"

@@ -29,10 +29,10 @@ Nothing here holds the key, and whoever reads the file learns who took part when
 """
 
 from fedcgd.ledger.budget import Admission, JointBudget, JointRecord, UserGroup, joint
-from fedcgd.ledger.export import export
-from fedcgd.ledger.model_file import completed, released_model, save_model
+from fedcgd.ledger.model_file import released_model, save_model
 from fedcgd.ledger.run import Ledger, Run
 from fedcgd.ledger.sealing import adopt, seal
+from fedcgd.ledger.statement import export
 from fedcgd.ledger.texts import Finding, LedgerError
 from fedcgd.ledger.verification import Verification, verify
 
@@ -47,7 +47,6 @@ __all__ = [
     "UserGroup",
     "Verification",
     "adopt",
-    "completed",
     "export",
     "joint",
     "released_model",

@@ -32,8 +32,6 @@ COUNTED = ("released", "spent")
 SUMMED = ("aggregated", "opening")
 """The states of an attempt whose sum is there and whose noise comes next: from the server, or from keepers."""
 
-KEEPERS = "keepers"  # in a run's configuration: how many, how many may collude or be away, and who they are
-
 
 def nonces_of(connection: sqlite3.Connection, *states: str) -> tuple[int, ...]:
     """The nonces of the attempts in one of `states`, round by round; by default of those that count as releases.
@@ -78,32 +76,25 @@ def begin(connection: sqlite3.Connection, round: int, users: NDArray[np.int64]) 
     return attempt
 
 
-def advance(connection: sqlite3.Connection, round: int, attempt: int, before: str, after: str) -> None:
-    """Raise ValueError unless the attempt is in state `before`; it is in state `after` then."""
-    column = "aggregated" if after in SUMMED else "ended"
-    changed = connection.execute(
-        f"UPDATE attempts SET state = ?, {column} = ? WHERE round = ? AND attempt = ? AND state = ?",  # noqa: S608
-        (after, now(), round, attempt, before),
-    ).rowcount
-    if changed != 1:
-        raise refuse("out-of-order", attempt=attempt, round=round, before=before, after=after)
-
-
 def advance_summed(connection: sqlite3.Connection, round: int, attempt: int, state: str, nonce: bytes) -> None:
-    """The sum of a planned attempt is there. Raises ValueError if the round had noise of this nonce before."""
-    advance(connection, round, attempt, "planned", state)
-    same = "SELECT 1 FROM attempts WHERE round = ? AND nonce = ?"
-    if connection.execute(same, (round, nonce)).fetchone():
+    """The sum of a planned attempt is there. Raises ValueError if it was before, or the round had noise of this nonce."""
+    same = "SELECT 1 FROM attempts WHERE round = ? AND nonce = ? AND attempt != ?"
+    if connection.execute(same, (round, nonce, attempt)).fetchone():
         raise refuse("nonce-used", round=round)
-    connection.execute("UPDATE attempts SET nonce = ? WHERE round = ? AND attempt = ?", (nonce, round, attempt))
+    changes = "state = ?, aggregated = ?, nonce = ? WHERE state = 'planned'"
+    _advance(connection, round, attempt, changes, state, now(), nonce)
 
 
-def summed_state(connection: sqlite3.Connection, round: int, attempt: int) -> str:
-    """The state that an attempt is released from: "opening" where keepers make its noise, else "aggregated"."""
-    found = connection.execute(
-        "SELECT state FROM attempts WHERE round = ? AND attempt = ?", (round, attempt)
-    ).fetchone()
-    return "opening" if found == ("opening",) else "aggregated"
+def advance_released(connection: sqlite3.Connection, round: int, attempt: int) -> None:
+    """An attempt whose sum is there is released. Raises ValueError for any other."""
+    changes = "state = 'released', ended = ? WHERE state IN ('aggregated', 'opening')"
+    _advance(connection, round, attempt, changes, now())
+
+
+def _advance(connection: sqlite3.Connection, round: int, attempt: int, changes: str, *values: object) -> None:
+    query = f"UPDATE attempts SET {changes} AND round = ? AND attempt = ?"  # noqa: S608
+    if connection.execute(query, (*values, round, attempt)).rowcount != 1:
+        raise refuse("out-of-order", attempt=attempt, round=round)
 
 
 def abandon(connection: sqlite3.Connection, ledger: Path | None) -> None:

@@ -2,9 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedcgd.ledger.registry import RegisteredRun, read_register, register_beside
 from fedcgd.ledger.run_composition import BUDGET, RecordedRun, RunComposition, recorded
 from fedcgd.ledger.store import RunSettings, StoredRun, reader, stored_run
 from fedcgd.ledger.texts import NAMED, Finding, about, finding, refuse
-from fedcgd.ledger.verification import compare_model_file, verify_records
+from fedcgd.ledger.verification import verify
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd.support.records import MEMORY
@@ -47,15 +47,14 @@ class JointRecord:
         samplings: that of each run.
         simulated: whether the key of one of the runs came from a simulation seed: that run is not private.
         problems: where a run contradicts its own record, or the joint budget that it was begun with.
-        copies: where ledgers are copies of one run: which one counts, or that both do where both went on.
-        notes: what contradicts nothing, and has to be known: as `verify` has them, and which runs were compared with no register.
+        notes: what contradicts nothing, and has to be known: as `verify` has them, which ledgers are copies of one run and which
+            of them count, and which were compared with no register.
     """
 
     groups: tuple[UserGroup, ...]
     samplings: tuple[str, ...]
     simulated: bool
     problems: tuple[Finding, ...] = ()
-    copies: tuple[Finding, ...] = ()
     notes: tuple[Finding, ...] = ()
 
     @property
@@ -86,8 +85,7 @@ def joint(
     - With a secret sampling a user that was never drawn is also counted as in the run, for every user of any of the ledgers might
       have been drawn, unless the run's budget refused it.
     - Simulations of one seed share their secret choices, and count as if those were known.
-    - A run that is named twice, or with an older copy, counts once; copies that went on in two places count both, with the rounds
-      before they went apart once.
+    - A run that is named twice, or with an older copy, counts once; copies that went on in two places count both.
 
     Args:
         paths: the ledgers.
@@ -118,6 +116,8 @@ def joint(
         (problems if any(together.budgets) else notes).append(finding("unnamed-runs", **_named(unnamed)))
     if unknown:
         notes.append(about(", ".join(unknown), finding("no-register")))
+    notes += [finding("went-apart", path=run.name) for run in runs if run.branch]
+    notes += [finding("older-copy", path=run.name, copies=", ".join(run.copies)) for run in runs if run.copies]
     groups = [
         UserGroup(
             ledgers=tuple(runs[i].name for i in inside),
@@ -130,12 +130,8 @@ def joint(
     return JointRecord(
         groups=tuple(sorted(groups, key=lambda group: -group.planned.epsilon)),
         samplings=tuple(str(run.plan.participation.sampling) for run in runs),
-        simulated=any(run.simulated for run in runs),
+        simulated=any(run.run.defined.simulated for run in runs),
         problems=(*problems, *_budget_problems(together, members)),
-        copies=tuple(
-            [finding("went-apart", path=run.name, rounds=run.shared) for run in runs if run.went_apart]
-            + [finding("older-copy", path=run.name, copies=", ".join(run.copies)) for run in runs if run.copies]
-        ),
         notes=tuple(notes),
     )
 
@@ -150,10 +146,10 @@ def check_runs(runs: Sequence[RecordedRun], register: Path | None) -> tuple[list
     for run in runs:
         path = Path(run.name)
         known_by = register_beside(path, register) if copies[run.run_id] == 1 else None
-        found = verify_records(path, register=known_by)
+        found = verify(path, register=known_by)
         # A last model that was changed changes no ε: what was released is on record.
-        harmless = [finding("still-counts", problem=text) for text in compare_model_file(path)[0]]
-        problems += [about(path, text) for text in found.problems]
+        harmless = [text for text in found.problems if text.reason == "model-differs"]
+        problems += [about(path, text) for text in found.problems if text not in harmless]
         notes += [about(path, text) for text in (*found.notes, *harmless)]
         unknown += [run.name] * (known_by is None)
     return problems, notes, unknown
@@ -188,7 +184,7 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
         if missing := together.missing(i):
             yield finding("ledgers-missing", path=run.name, runs=len(missing), streams=", ".join(missing))
         counted = budget["after"]
-        if copies := sum(one.went_apart and one.id not in counted and one.run_id in counted for one in together.runs):
+        if copies := sum(one.branch != "" and one.id not in counted and one.run_id in counted for one in together.runs):
             yield finding("copies-not-counted", path=run.name, copies=copies)
         inside_run = [inside for inside in members if i in inside]
         beyond = [inside for inside in inside_run if not together.admits(i, inside[: inside.index(i)])]
@@ -221,8 +217,6 @@ class Admission:
         configuration: what the run's configuration keeps about the budget (no users).
         cost: the least ε of earlier runs and this one together that a refused user would have; ∞ if nobody is refused.
         full_cost: the largest one: a joint budget that refuses nobody; 0 if nobody is refused.
-        room: the largest ε, at the plan's δ, of a run that would refuse nobody; 0 if there is none. None if nobody is refused,
-            and where a secret sampling counts, of which each ε takes long to find.
         notes: what the operator has to know about the earlier runs, and what changes no ε.
     """
 
@@ -230,7 +224,6 @@ class Admission:
     configuration: dict[str, Any]
     cost: float = math.inf
     full_cost: float = 0.0
-    room: float | None = None
     notes: tuple[Finding, ...] = ()
 
 
@@ -242,7 +235,7 @@ class JointBudget:
     within the budget (`fedcgd.accounting.compose`); others are refused. An earlier run with a secret sampling counts for
     everybody it might have asked, so that who is refused tells nothing about what was drawn. A run counts with its whole plan,
     also if it ended early: what decided its end may depend on a released model. A run that was copied and went on in two places
-    counts with both, and with the rounds before once.
+    counts as two.
 
     Name every earlier run over the same people, and whatever else the key's register knows of: a run over others costs them
     nothing. Each must be over (all rounds released, or sealed), so that it asks nobody any
@@ -287,7 +280,7 @@ class JointBudget:
                 raise refuse("own-ledger", path=path)
         runs = recorded(paths)
         for run in runs:
-            if run.simulated and not key.simulated:
+            if run.run.defined.simulated and not key.simulated:
                 raise refuse("simulation-before", path=run.name)
             if not run.over:
                 planned = run.plan.participation.rounds
@@ -304,7 +297,7 @@ class JointBudget:
         configuration = {BUDGET: {"epsilon": self.epsilon, "delta": self.delta, "after": after}}
         new = RecordedRun(
             name="this run",
-            id="this run",
+            run_id="this run",
             run=StoredRun(
                 RunSettings.from_plan(plan, configuration, key), "", "" if key.simulated else "this run", _AFTER_ALL
             ),
@@ -328,33 +321,8 @@ class JointBudget:
             configuration=configuration,
             cost=min(costs, default=math.inf),
             full_cost=max(costs, default=0.0),
-            room=_room([*runs, new], over),
             notes=tuple(notes),
         )
-
-
-def _room(runs: Sequence[RecordedRun], groups: Set[tuple[int, ...]]) -> float | None:
-    """`Admission.room` for the last of the runs, if users in the earlier ones of each of `groups` are to be in it too."""
-    *earlier, new = runs
-    if not groups or any(run.plan.participation.is_secret for run in runs):
-        return None
-
-    def admits(noise_multiplier: float) -> bool:
-        plan = replace(new.plan, noise_multiplier=noise_multiplier)
-        together = RunComposition([*earlier, replace(new, plan=plan)])
-        return all(together.admits(len(earlier), group) for group in groups)
-
-    too_little = new.plan.noise_multiplier
-    enough = too_little * 1e4  # a run with so much more noise would be of no use
-    if not admits(enough):
-        return 0.0
-    while enough > too_little * (1 + 1e-4):
-        middle = math.sqrt(too_little * enough)
-        if admits(middle):
-            enough = middle
-        else:
-            too_little = middle
-    return replace(new.plan, noise_multiplier=enough).guarantee().epsilon
 
 
 def _check_all_named(runs: Sequence[RecordedRun], key: NoiseKey, ledger: Path | str) -> list[Finding]:

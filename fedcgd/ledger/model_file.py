@@ -9,8 +9,7 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,8 +147,8 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
     """The trained arrays of the last released model, by name; before and after the run is sealed.
 
     There is nothing else in it: counters, frozen layers and statistics that stay as they were are in the model that the run
-    began with (`completed`). A running variance is at least 0, as in what was released. Arrays of a dtype that NumPy does not
-    have, such as bfloat16, are float32.
+    began with; `initial | released_model(path)` has both. A running variance is at least 0, as in what was released. Arrays of
+    a dtype that NumPy does not have, such as bfloat16, are float32.
 
     Args:
         path: the ledger.
@@ -198,73 +197,25 @@ def _last(path: Path) -> tuple[bytes, str]:
                 raise
 
 
-def completed(trained: Mapping[str, NDArray[Any]], whole: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of a model: the trained ones, and beside them what was not trained.
-
-    Args:
-        trained: what `released_model` returned.
-        whole: the file, .npz or .safetensors, of the model that the run began with: nothing in the ledger tells whether it is.
-
-    Returns:
-        Name → array, in the order of the file.
-
-    Raises:
-        ValueError: if the file lacks a trained array, or has it in another shape, and if it cannot be read.
-    """
-    _check_suffix(whole)
-    try:
-        arrays = dict(_safetensors().load_file(whole)) if whole.suffix == ".safetensors" else _load_npz(whole)
-    except Exception as error:  # each format has its own
-        raise refuse("no-model-file", path=whole, error=error) from error
-    for name, array in trained.items():
-        if name not in arrays:
-            raise refuse("array-missing", path=whole, name=name, names=list(arrays))
-        if arrays[name].shape != array.shape:
-            raise refuse("another-shape", path=whole, name=name, there=arrays[name].shape, here=array.shape)
-    return arrays | dict(trained)
-
-
-def save_model(path: Path | str, target: Path, *, carried: Path | None = None) -> int:
+def save_model(path: Path | str, target: Path) -> int:
     """Write the last released model to a file.
 
     Args:
         path: the ledger.
-        target: the file, .npz or .safetensors.
-        carried: the file of the model that the run began with, whose other arrays are then written too (`completed`).
+        target: the file, .npz.
 
     Returns:
         How many arrays were written.
 
     Raises:
-        ValueError: as `released_model` and `completed`, and for another kind of file.
+        ValueError: as `released_model`, and for another kind of file.
     """
+    if target.suffix != ".npz":
+        raise refuse("another-suffix", name=target.name)
     arrays = released_model(path)
-    if carried is not None:
-        arrays = completed(arrays, carried)
-    _check_suffix(target)
     with atomic_write(target) as part:
-        if target.suffix == ".npz":
-            np.savez(part, **arrays)  # type: ignore[arg-type]
-        else:
-            _safetensors().save_file({name: np.array(array, order="C") for name, array in arrays.items()}, part)
+        np.savez(part, **arrays)  # type: ignore[arg-type]
     return len(arrays)
-
-
-def _check_suffix(path: Path) -> None:
-    if path.suffix not in (".npz", ".safetensors"):
-        raise refuse("another-suffix", name=path.name)
-
-
-def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _safetensors() -> Any:
-    try:
-        return import_module("safetensors.numpy")
-    except ModuleNotFoundError as error:
-        raise refuse("no-safetensors") from error
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -291,7 +291,7 @@ class Ledger(Closable):
         Raises:
             ValueError: if no such round is in flight, or another copy of the run has gone so far.
         """
-        with self._counted("opening"), self._write():
+        with self._counted(), self._write():
             if not attempts.spend(self._connection):
                 raise refuse("not-opening", round=round)
             if self._path is not None:
@@ -299,13 +299,14 @@ class Ledger(Closable):
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
 
     @contextmanager
-    def _counted(self, state: str) -> Iterator[None]:
-        """The block lets the attempt in this `state` count as a release; no other copy of the run can do so meanwhile."""
-        with ExitStack() as stack:
-            if self._registry is not None:
-                released = attempts.count_released(self._connection)
-                latest = attempts.nonces_of(self._connection, state)
-                stack.enter_context(self._registry.release(self.stream_id, released, latest))
+    def _counted(self) -> Iterator[None]:
+        """The block lets the attempt whose sum is there count as a release; no other copy of the run can do so meanwhile."""
+        if self._registry is None:
+            yield
+            return
+        released = attempts.count_released(self._connection)
+        latest = attempts.nonces_of(self._connection, *attempts.SUMMED)
+        with self._registry.release(self.stream_id, released, latest):
             yield
 
     def record_released(
@@ -333,11 +334,10 @@ class Ledger(Closable):
             ValueError: unless this attempt is in flight and its sum is there, and if another copy of the run has released the
                 round; nothing is recorded then, and nothing may be released.
         """
-        before = attempts.summed_state(self._connection, round, attempt)
-        with self._counted(before):
+        with self._counted():
             with self._write():
                 models = model_file.count_models(self._connection)  # rounds, but for spent ones
-                attempts.advance(self._connection, round, attempt, before, "released")
+                attempts.advance_released(self._connection, round, attempt)
                 if metrics is not None:
                     self._write_metrics("train", round + 1, metrics)
                 parts = memoryview(model).cast("B"), memoryview(state).cast("B")

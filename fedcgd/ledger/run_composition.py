@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from fedcgd.plan import Plan
 BUDGET = "budget"  # in a configuration: the joint ε and δ, and the plans of the earlier runs that count, by their ids
 EVALUATION = "evaluation"  # in the training's configuration: the plan of its evaluations, and what is measured
 EVALUATION_OF = "evaluation_of"  # in the evaluations' configuration: the stream of the training
-
-_APART = " apart from round "  # in the id of a branch: what follows is not in the id of the run
 
 
 def evaluation_ledger(path: Path) -> Path:
@@ -65,19 +62,23 @@ class RecordedRun:
     """What ledgers say about one run, as far as it concerns what several runs cost together."""
 
     name: str
-    id: str
-    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began. That of
-    a copy which went its own way also says when it did."""
+    run_id: str
+    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began."""
+    branch: str = ""
+    """Of a copy that went its own way, beside the first of the run's branches: which it is."""
     run: StoredRun
     plan: Plan
     users: frozenset[str]
     """Everyone who was asked, answered or not."""
     nonces: tuple[int, ...] = ()
     """Of each released round."""
-    shared: int = 0
-    """How many of its first rounds are those of a run that is counted before it."""
     copies: tuple[str, ...] = ()
     """The ledgers in other places that are states of this run too."""
+
+    @property
+    def id(self) -> str:
+        """Of this run, or of this branch of it."""
+        return self.run_id + self.branch
 
     @property
     def released(self) -> int:
@@ -99,50 +100,20 @@ class RecordedRun:
         """These are the evaluations of the run whose stream this is; None for a training."""
         return self.run.settings.get(EVALUATION_OF)
 
-    @property
-    def evaluated(self) -> bool:
-        """Its releases are evaluated on users' data too, and another ledger says who was in that."""
-        return EVALUATION in self.run.settings
-
-    @property
-    def simulated(self) -> bool:
-        """The key came from a simulation seed."""
-        return bool(self.run.defined.simulated)
-
-    @property
-    def choices(self) -> tuple[str, str]:
-        """The key and the part of it that secret bins and coins come from."""
-        return self.run.defined.key_fingerprint, self.run.stream_id
-
-    @property
-    def went_apart(self) -> bool:
-        """Whether this is a copy that went its own way, beside the first of the run's branches."""
-        return _APART in self.id
-
-    @property
-    def run_id(self) -> str:
-        """The id that all branches of the run share."""
-        return self.id.partition(_APART)[0]
-
     def past(self, *, known: bool) -> PastRun:
         """The whole run as planned; `known` counts secret rounds as known ones."""
         participation = self.plan.participation
         if known and participation.is_secret:
             participation = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
-        return PastRun(
-            mechanism=self.plan.mechanism,
-            participation=participation,
-            noise_multiplier=self.plan.noise_multiplier,
-            shared=self.shared,
-        )
+        sigma = self.plan.noise_multiplier
+        return PastRun(mechanism=self.plan.mechanism, participation=participation, noise_multiplier=sigma)
 
 
 def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
     """The runs at `paths`, and their private evaluations, named or not: whoever was in those pays for both.
 
-    Copies of a ledger of which one went on where the other stopped are one run; copies that went on in two places are two, with
-    the rounds before that counted once. Raises ValueError for what is no ledger, and for a training without the ledger of its
-    evaluations or the other way round.
+    Copies of a ledger of which one went on where the other stopped are one run; copies that went on in two places are two.
+    Raises ValueError for what is no ledger, and for a training without the ledger of its evaluations or the other way round.
     """
     named = [_read(path) for path in paths]
     trainings = [run for run in named if run.evaluation_of is None]
@@ -152,30 +123,42 @@ def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
     everything = named + [one for run in trainings if (one := _evaluations_beside(run, named)) is not None]
     by_id: dict[str, list[RecordedRun]] = {}
     for run in everything:
-        by_id.setdefault(run.id, []).append(run)
-    runs = [run for id, ledgers in by_id.items() for run in _branches_of(id, ledgers)]
-    for stream, places in Counter(run.run.stream_id for run in runs if run.evaluated and not run.simulated).items():
+        by_id.setdefault(run.run_id, []).append(run)
+    runs = [run for ledgers in by_id.values() for run in branches(ledgers)]
+    evaluated = (run.run for run in runs if EVALUATION in run.run.settings and not run.run.defined.simulated)
+    for stream, places in Counter(run.stream_id for run in evaluated).items():
         ledgers = len({run.name for run in everything if run.evaluation_of == stream})
         if ledgers < places:
             raise refuse("evaluations-of-a-copy", places=places, ledgers=ledgers)
     return runs
 
 
-def _branches_of(id: str, ledgers: list[RecordedRun]) -> Iterator[RecordedRun]:
-    """The run once, by its latest ledger, with all users that a copy of it asked; where copies went apart, each way it took."""
+def branches(ledgers: Sequence[RecordedRun]) -> Iterator[RecordedRun]:
+    """The run once, by its latest ledger, with all users that a copy of it asked; where copies went apart, each way it took.
+
+    A release has a nonce of 128 bits that no other release has. So two ledgers of one run tell what became of it: where the
+    nonces of one begin those of the other, the second is the later state of the same run; where they differ from some round on,
+    a copy went its own way there, and users paid for the rounds of both. Each way counts with all of its rounds: what the ways
+    release together is less than two runs with noise of their own would. The order does not depend on that of the copies.
+    """
     ledgers = sorted(ledgers, key=lambda run: not run.over)  # of two that released the same, the one that is over
-    for branch in branches([run.nonces for run in ledgers]):
-        latest = ledgers[branch.latest]
-        others = {
-            ledgers[i].name for i in branch.copies if Path(ledgers[i].name).resolve() != Path(latest.name).resolve()
-        }
+    states = {run.nonces for run in ledgers}
+    ways = sorted(way for way in states if not any(_begins(other, way) and other != way for other in states))
+    for i, way in enumerate(ways):
+        copies = [run for run in ledgers if _begins(way, run.nonces)]
+        latest = next(run for run in copies if run.nonces == way)
+        others = {run.name for run in copies if Path(run.name).resolve() != Path(latest.name).resolve()}
+        digest = sha256(" ".join(f"{nonce:x}" for nonce in way).encode()).hexdigest()[:16]
         yield replace(
             latest,
-            id=id + branch.name,
-            users=frozenset().union(*(ledgers[i].users for i in branch.copies)),
-            shared=branch.shared,
+            branch=f" apart as {digest}" if i else "",
+            users=frozenset().union(*(run.users for run in copies)),
             copies=tuple(sorted(others)),
         )
+
+
+def _begins(way: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    return way[: len(part)] == part
 
 
 def _evaluations_beside(run: RecordedRun, named: Sequence[RecordedRun]) -> RecordedRun | None:
@@ -188,7 +171,7 @@ def _evaluations_beside(run: RecordedRun, named: Sequence[RecordedRun]) -> Recor
     one = _read(beside) if beside.is_file() else None
     if one is not None and one.evaluation_of == run.run.stream_id:
         return one
-    if run.evaluated and (run.simulated or not given):
+    if EVALUATION in run.run.settings and (run.run.defined.simulated or not given):
         raise refuse("evaluations-missing", path=run.name, beside=beside)
     return None
 
@@ -201,53 +184,8 @@ def _read(path: Path) -> RecordedRun:
     if run.defined.simulated:
         id = f"simulation of {run.created}{f', {id}' * bool(id)}"
     return RecordedRun(
-        name=str(path), id=id, run=run, plan=Plan.from_description(run.planned), users=users, nonces=nonces
+        name=str(path), run_id=id, run=run, plan=Plan.from_description(run.planned), users=users, nonces=nonces
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Branch:
-    """One way that a run took, as far as it is on record."""
-
-    latest: int
-    """The copy that has all of it, by its place in the list."""
-    copies: tuple[int, ...]
-    """All copies that are on this way."""
-    shared: int
-    """How many of its first rounds are those of a branch before it in the list: they are counted there."""
-    name: str
-    """Tells it from the others, wherever the ledgers lie; "" for the first."""
-
-
-def branches(nonces: Sequence[tuple[int, ...]]) -> list[Branch]:
-    """The ways that a run took, of which copy i released its rounds under `nonces[i]`.
-
-    A release has a nonce of 128 bits that no other release has. So two ledgers of one run tell what became of it: where the
-    nonces of one begin those of the other, the second is the later state of the same run; where they differ from some round on,
-    a copy went its own way there, and users paid for the rounds of both.
-
-    Returns:
-        One branch, with `shared` = 0, if every copy is a state of the same run. The order does not depend on that of the copies.
-    """
-    ways = sorted({way for way in nonces if not any(_begins(other, way) and other != way for other in nonces)})
-    found: list[Branch] = []
-    for i, way in enumerate(ways):
-        copies = tuple(j for j, other in enumerate(nonces) if _begins(way, other))
-        shared = max((_common(way, earlier) for earlier in ways[:i]), default=0)
-        digest = sha256(" ".join(f"{nonce:x}" for nonce in way).encode()).hexdigest()[:16]
-        name = f"{_APART}{shared}, {digest}" if i else ""
-        found.append(
-            Branch(latest=next(j for j in copies if nonces[j] == way), copies=copies, shared=shared, name=name)
-        )
-    return found
-
-
-def _begins(way: tuple[int, ...], part: tuple[int, ...]) -> bool:
-    return way[: len(part)] == part
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class RunComposition:
@@ -260,11 +198,10 @@ class RunComposition:
 
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
         self.runs = sorted(runs, key=lambda run: run.run.created)
-        shared = Counter(run.choices for run in runs)
-        self._past = [run.past(known=shared[run.choices] > 1) for run in self.runs]
+        choices = [(run.run.defined.key_fingerprint, run.run.stream_id) for run in self.runs]
+        self._past = [run.past(known=choices.count(own) > 1) for run, own in zip(self.runs, choices, strict=True)]
         self._ids = [run.id for run in self.runs]
         self.budgets = [run.budget for run in self.runs]
-        self._alone: dict[tuple[PastRun, float], float] = {}
         self._found: dict[tuple[frozenset[tuple[PastRun, int]], float], JointGuarantee] = {}
         self._groups: dict[tuple[bool, ...], tuple[int, ...]] = {}
 
@@ -298,16 +235,8 @@ class RunComposition:
         return budget is None or self.epsilon(inside, budget["delta"]) <= float(budget["epsilon"]) * (1 + 1e-9)
 
     def epsilon(self, inside: Sequence[int], delta: float) -> float:
-        """ε at `delta` of the runs `inside` as planned; of one alone, its own, which no composition makes less tight."""
-        if len(inside) > 1 or self.runs[inside[0]].plan.noiseless or self.runs[inside[0]].shared:
-            return self.guarantee(inside, delta).epsilon
-        (past,) = (self._past[i] for i in inside)
-        key = past, delta
-        if key not in self._alone:
-            self._alone[key] = past.accountant.epsilon(
-                noise_multiplier=past.noise_multiplier, delta=delta, released=None
-            ).epsilon
-        return self._alone[key]
+        """ε at `delta` of the runs `inside` as planned."""
+        return self.guarantee(inside, delta).epsilon
 
     def missing(self, i: int) -> list[str]:
         """The ids of the earlier runs that run i counted and that are not here."""
@@ -319,16 +248,32 @@ class RunComposition:
         past = [self._past[i] for i in inside]
         if released:
             past = [replace(one, released=self.runs[i].released) for one, i in zip(past, inside, strict=True)]
-        if any(self.runs[i].plan.noiseless for i in inside):
-            return JointGuarantee(
-                epsilon=math.inf,
-                delta=delta,
-                runs=len(past),
-                released=sum(one.rounds_released for one in past),
-                method="a run without noise (σ = 0, for debugging) promises nothing",
-                exact=True,
-            )
         key = (frozenset(Counter(past).items()), delta)
         if key not in self._found:
-            self._found[key] = compose(past, delta=delta)
-        return self._found[key]
+            self._found[key] = _guarantee(past, delta)
+        found = self._found[key]
+        if len({self.runs[i].run_id for i in inside}) == len(inside):
+            return found
+        return replace(found, exact=False, method=f"{found.method}; the rounds that copies share count in each")
+
+
+def _guarantee(past: Sequence[PastRun], delta: float) -> JointGuarantee:
+    """Of one run its own, which no composition makes less tight."""
+    rounds = sum(one.rounds_released for one in past)
+    if not all(one.noise_multiplier for one in past):
+        method = "a run without noise (σ = 0, for debugging) promises nothing"
+        return JointGuarantee(epsilon=math.inf, delta=delta, runs=len(past), released=rounds, method=method, exact=True)
+    if len(past) > 1:
+        return compose(past, delta=delta)
+    [one] = past
+    alone = one.accountant.epsilon(noise_multiplier=one.noise_multiplier, delta=delta, released=one.released)
+    risk = alone.failure_probability
+    return JointGuarantee(
+        epsilon=alone.epsilon,
+        delta=delta,
+        runs=1,
+        released=rounds,
+        method=alone.method,
+        exact=alone.exact,
+        failure_probability=risk,
+    )

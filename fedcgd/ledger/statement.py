@@ -1,7 +1,8 @@
-"""What a run's record promises, in words: one renderer for the statement, the report and `fedcgd ledger show` and `verify`."""
+"""What a run's record holds and promises: as values for programs, and in words for the statement, the report and the commands."""
 
 import platform
 import re
+import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,16 +16,81 @@ from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
-from fedcgd.ledger.client_metrics import NOT_COVERED
-from fedcgd.ledger.export import records
-from fedcgd.ledger.keepers import RecordedKeepers
-from fedcgd.ledger.run_composition import EVALUATION_OF
+from fedcgd.ledger.run_composition import BUDGET, EVALUATION_OF
+from fedcgd.ledger.store import reader, stored_run, unpack_ids
 from fedcgd.ledger.texts import finding, refuse
-from fedcgd.ledger.verification import Verification, verify
+from fedcgd.ledger.verification import RecordedKeepers, Verification, verify
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
-from fedcgd.support.untrusted import clean
+from fedcgd.support.untrusted import clean, parse_json
+
+
+def export(path: Path | str) -> dict[str, Any]:
+    """The records of a run without user ids and models. Cohort sizes, and metrics of nodes, are not differentially private.
+
+    Args:
+        path: the ledger.
+
+    Returns:
+        JSON-able values: under `run` its settings, under `verification` what `verify` says, under `attempts` every attempt with
+        the size of its cohort, in order, under `releases` what was told with each model, under `measured` what was measured of it
+        afterwards, of which `kind`, under `skips` why rounds were not released, and under `users_by_participations` how many
+        users took part how often.
+
+    Raises:
+        ValueError: if there is no ledger.
+    """
+    found = records(path)
+    return {"run": found.pop("run"), "verification": verify(path).to_description(), **found}
+
+
+def records(path: Path | str) -> dict[str, Any]:
+    """As `export`, but for `verification`: for who verifies the ledger anyway. ValueError if there is none."""
+    with reader(path) as connection:
+        stored = stored_run(connection)
+        run = {**vars(stored.defined), **vars(stored)}
+        del run["defined"]
+        (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
+        run |= {"plan": stored.planned, "configuration": stored.settings, "simulated": bool(stored.defined.simulated)}
+        attempts = [
+            {**row, "users": len(unpack_ids(row["users"], users))}
+            for row in _rows(
+                connection, "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
+            )
+        ]
+        skips = _rows(connection, "SELECT round, at, reason FROM skips ORDER BY id")
+        histogram = dict(
+            connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
+        )
+        metrics = _rows(connection, "SELECT kind, release, data FROM metrics ORDER BY kind, release")
+        told = [
+            (row["kind"], {"release": row["release"]} | parse_json(row["data"], dict, "a metric on record"))
+            for row in metrics
+        ]
+    return {
+        "run": run,
+        "attempts": attempts,
+        "releases": [values for kind, values in told if kind == "train"],
+        "measured": [{"kind": kind} | values for kind, values in told if kind != "train"],
+        "skips": skips,
+        "users_by_participations": histogram,
+    }
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> list[dict[str, Any]]:
+    """What `query` finds, by the names of its columns."""
+    found = connection.execute(query)
+    names = [column[0] for column in found.description]
+    # What is no JSON is for people to read, and may be anybody's.
+    return [
+        {
+            name: clean(value) if isinstance(value, str) and name != "data" else value
+            for name, value in zip(names, row, strict=True)
+        }
+        for row in found
+    ]
+
 
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography")
 
@@ -38,8 +104,8 @@ def privacy_statement(
     guarantee for all planned rounds, `with_evaluations` for those and all private evaluations of the run (None
     if it has none), `so_far` for the rounds released: it holds under its `condition` only.
     `notes` say what contradicts nothing and has to be known: noised sums that were no release, a δ that is large for the users.
-    `sound` says whether the records agree with each other and with the plan, `private` whether that holds and everything that the
-    run tells is covered. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
+    `sound` says whether the records agree with each other and with the plan, `private` whether that holds and the noise has a
+    secret key. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
     `register` is as in `verify`. ValueError also for the ledger of a run's evaluations.
     """
     verification = verify(path, register=register)
@@ -82,14 +148,12 @@ def statement_of(
         simulated=verification.run.simulated,
         sound=not verification.problems,
     )
-    if verification.run.forwards_client_metrics:
-        promise += f" {NOT_COVERED}"
     if attacker is not None and verification.keepers is not None:
         promise += f" {_promise_of_keepers(verification.keepers)}"
     verdict = [promise] if attacker is None else _verdict(attacker, verification, run["sealed"], plan)
     return found | {
         "statement": in_unit(promise, found["unit"]),
-        "private": attacker is not None and not verification.run.forwards_client_metrics,
+        "private": attacker is not None,
         "notes": [*verification.notes, *filter(None, [large]), *([] if compared else [finding("no-register")])],
         "attacker": None if attacker is None else asdict(attacker),
         "reasoning": _reasoning(plan, found["adaptive_clipping"], found["unit"]),
@@ -103,12 +167,9 @@ def statement_of(
 
 def described(run: Mapping[str, Any], verification: Verification) -> dict[str, Any]:
     """What `facts` needs of a ledger's `run`, as `export` has it, and of what `verify` says of it."""
-    told, budget = verification.to_description(), verification.run.budget
+    told = verification.to_description()
     return {
-        **{
-            name: told[name]
-            for name in ("simulated", "noiseless", "forwards_client_metrics", "keepers", "with_evaluations")
-        },
+        **{name: told[name] for name in ("simulated", "noiseless", "keepers", "with_evaluations")},
         "unit": unit_of(run["configuration"]),
         "sound": not verification.problems,
         "problems": list(verification.problems),
@@ -120,10 +181,15 @@ def described(run: Mapping[str, Any], verification: Verification) -> dict[str, A
         "plan": run["plan"],
         "adaptive_clipping": run["configuration"].get("adaptive_clipping"),
         "identity": IDENTITIES.get(str(verification.run.identity)),
-        "joint_budget": budget
-        and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])},
+        "joint_budget": joint_budget(run["configuration"]),
         "sealed": run["sealed"],
     }
+
+
+def joint_budget(configuration: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The joint budget of a run of this configuration, without whom it counts."""
+    budget = configuration.get(BUDGET)
+    return budget and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])}
 
 
 def unit_of(configuration: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,14 @@ _LATER = {
 }
 """Tables that ledgers of earlier versions lack, and that are made when one is written to."""
 
+KEEPERS = "keepers"  # in a run's configuration: how many, how many may collude or be away, and who they are
+MOST_KEEPERS = 64
+
 _CONFIGURATION: dict[Any, Any] = {
     "budget": Optional({"epsilon": float, "delta": float, "after": {str: dict}}),
     "evaluation": Optional({"plan": dict, str: object}),
     "evaluation_of": Optional(str),
-    "keepers": Optional({"keepers": {str: str}, "colluding": int, "away": int, "digest": str, str: object}),
+    KEEPERS: Optional({"keepers": {str: str}, "colluding": int, "away": int, "digest": str, str: object}),
     "cohort_size": Optional(int),
     str: object,
 }
@@ -151,13 +154,13 @@ class StoredRun:
     created: str
     sealed: str | None = None
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """The configuration, read."""
         found: dict[str, Any] = parse_json(self.defined.configuration, _CONFIGURATION, "the configuration on record")
         return found
 
-    @property
+    @cached_property
     def planned(self) -> dict[str, Any]:
         """The plan's description, read."""
         found: dict[str, Any] = parse_json(self.defined.plan, dict, "the plan on record")

@@ -120,7 +120,7 @@ REFUSALS = {
     # Steps of a run
     "out-of-turn": "round must be {expected}, the first that is not released, got {round}",
     "in-flight": "an attempt at round {round} is in flight; release it, or call skip, before another begins",
-    "out-of-order": "attempt {attempt} at round {round} is not {before}, so it cannot become {after}",
+    "out-of-order": "attempt {attempt} at round {round} is not at this step: plan, sum and release it, in this order and once",
     "nonce-used": "round {round} has had noise of this nonce already; make another with NoiseKey.nonce_of",
     "not-opening": "no keepers were asked to open round {round}: it can be tried again, and is not spent",
     "too-often": "{users:user|users} would take part more than {k} times, or less than {b} rounds apart, in round {round}; "
@@ -144,11 +144,7 @@ REFUSALS = {
     "another-last-model": "{path} contradicts itself: its last model is number {number}, and {models:model is|models are} "
     "released; fedcgd ledger verify says what else",
     "model-without-layout": "{path} holds a model without the names and shapes of its arrays",
-    "no-model-file": "{path} cannot be read as a model: {error}",
-    "array-missing": "{path} has no array {name!r}, which the run trained; it has {names}",
-    "another-shape": "array {name!r} has shape {there} in {path}, and {here} in the run",
-    "another-suffix": "a model is a file .npz or .safetensors, got {name}",
-    "no-safetensors": "the package safetensors is not installed; pip install safetensors, or take .npz",
+    "another-suffix": "a model is written to a file .npz, got {name}",
     # Several runs
     "evaluations-alone": "{path} records the evaluations of a run whose own ledger is not named: name both",
     "evaluations-missing": "{path} is of a run that was evaluated on its users' data too, and {beside}, which says who was in "
@@ -186,19 +182,13 @@ PROBLEMS = {
     "another-state": "{number:attempt has|attempts have} a sum, a nonce or an end that does not belong to the state on record, "
     "or none where one does",
     "left-open": "{number:attempt was|attempts were} still in flight when another began",
-    "skips-missing": "skips are missing, or out of order",
-    "skipped-early": "{number:round is|rounds are} skipped whose turn never came",
     "users-missing": "users are missing from the table of users: their numbers have gaps",
-    "metrics-of-none": "{number:metric is|metrics are} of a release that is not on record",
-    "metrics-of-no-model": "{number:metric|metrics} of training belong to a round that gave no model",
-    "metrics-of-others": "{number:metric|metrics} of training count other releases than their own",
     "last-model": "the last model on record is {here}, and {models:model is|models are} released",
     "opened-and-undone": "keepers were asked to open {number:round that counts|rounds that count} as neither released nor spent",
     "spent-unasked": "{number:round is|rounds are} spent that no keepers were asked to open",
     "made-up-stream": "the run is called private, and its stream is that of a simulation or made up ({run.stream_id!r})",
     "made-up-fingerprint": "the key's fingerprint is none: {run.defined.key_fingerprint!r}",
     "sealed-in-flight": "the run is sealed, and an attempt is in flight",
-    "unreadable-times": "{number:time|times} on record cannot be read",
     "more-participations": "{number:user|users} took part more than {k} times",
     "too-close": "{number:time|times} a user took part less than {b} rounds after the last",
     "two-bins": "{number:time|times} a user took part in another than its bin (round modulo {b})",
@@ -239,19 +229,15 @@ NOTES = {
     "kept-sums": "{sums:noised sum|noised sums} may have reached the inner strategy without being released (of round {rounds}):"
     " if what it saw there was kept, ε of the whole run is at most {kept} at δ = {delta} ({adjacency}; secret rounds count as "
     "known; exact Gaussian mechanism), and not {whole}",
-    "disorder": "{times:time is|times are} on record before one that they must follow: the server's clock was set back, or the "
-    "record was changed",
     "central": "central training: what is protected is one example, named by its row number. ε does not cover a person with "
     "several rows as a whole, and runs compose row by row",
     "model-not-there": "the last model, {name}, is not beside the ledger, and was not compared",
-    "still-counts": "{problem}; its releases count all the same",
     "seal-unknown": "the ledger says that the run was sealed on {sealed}, and {register} does not: the seal was written by "
     "hand, or its key was kept elsewhere; ask whether it is deleted",
     "unnamed-runs": f"{_NOT_NAMED}: whoever was in it pays for it too; name all ledgers",
     "begun-since": f"{_NOT_NAMED}, begun since this one: for whoever is in both, ε is more than this budget counts. Begin later"
     " runs with a budget that names this one",
-    "went-apart": "{path} is a copy that went its own way after {rounds:round|rounds}: those count once, and the later rounds "
-    "of each copy count",
+    "went-apart": "{path} is a copy that went its own way: each copy counts with all of its rounds",
     "older-copy": "{path} is the latest of several copies of one run, and counts for all of them: {copies}",
 }
 """Reason → what contradicts nothing, and a reviewer has to know or ask about."""

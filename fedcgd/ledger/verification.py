@@ -3,7 +3,7 @@
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,65 @@ import numpy as np
 
 from fedcgd.accounting import ADJACENCY, Guarantee, JointGuarantee, gaussian
 from fedcgd.accounting.guarantee import large_delta, rounded_up
+from fedcgd.accounting.shares import KeeperGuarantee, NoiseShares, guarantees_by_collusion
 from fedcgd.ledger import attempts, model_file
-from fedcgd.ledger.client_metrics import forwards_client_metrics
-from fedcgd.ledger.keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.registry import read_register
-from fedcgd.ledger.run_composition import BUDGET, EVALUATION_OF, evaluation_plan, with_evaluations
-from fedcgd.ledger.store import StoredRun, read_later, reader, stored_run, unpack_ids
+from fedcgd.ledger.run_composition import (
+    BUDGET,
+    EVALUATION_OF,
+    evaluation_plan,
+    with_evaluations,
+    with_evaluations_by_collusion,
+)
+from fedcgd.ledger.store import (
+    KEEPERS,
+    MOST_KEEPERS,
+    StoredRun,
+    read_later,
+    reader,
+    stored_run,
+    unpack_ids,
+)
 from fedcgd.ledger.texts import NAMED, Finding, finding
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd.support.untrusted import clean, parse_json
+from fedcgd.support.untrusted import MalformedError, clean
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedKeepers:
+    """The keepers of a run: who they are, in which rounds they were, and what holds against how many of them.
+
+    Of `planned` and `so_far` each has one entry for 0, 1, … all keepers that work with the server; `so_far` goes by the keepers
+    of each round on record, and is empty before the first release.
+    """
+
+    digest: str
+    names: tuple[str, ...]
+    colluding: int
+    away: int
+    planned: tuple[KeeperGuarantee, ...]
+    so_far: tuple[KeeperGuarantee, ...]
+    spent: int
+    """Rounds that keepers were asked to open and that gave no model: they count as released."""
+    with_evaluations: tuple[float, ...] = ()
+    """ε of the planned run and its planned evaluations, in the order of `planned`; empty if there are no evaluations."""
+
+    def to_description(self) -> dict[str, Any]:
+        """All of it as JSON-able values."""
+        return {
+            "digest": self.digest,
+            "names": list(self.names),
+            "colluding": self.colluding,
+            "away": self.away,
+            "planned": [found.to_description() for found in self.planned],
+            "so_far": [found.to_description() for found in self.so_far],
+            "spent": self.spent,
+            "with_evaluations": [None if math.isinf(epsilon) else epsilon for epsilon in self.with_evaluations],
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +78,17 @@ class RunFacts:
 
     Attributes:
         simulated: whether the key came from a simulation seed: then the run is not private, whatever ε says.
-        forwards_client_metrics: whether metrics of its users' data are reported without noise: no ε covers those.
         identity: "declared" or "authenticated", what tells one user from another; None for a run without nodes.
         budget: the joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by
             their streams. Who was in those, their ledgers say: `joint` of them all checks the budget.
-        adopted: when its operator declared it the latest ledger of the run, because the key's register was lost
-            (`fedcgd.ledger.adopt`).
         users: how many were asked, answered or not.
         least_users: how many the plan and the planned size of a cohort need, or expect; 0 where that is not on record.
         said: who ran it, what for and on which data, as its operator noted it in the ledger.
     """
 
     simulated: bool
-    forwards_client_metrics: bool
     identity: str | None
     budget: dict[str, Any] | None
-    adopted: tuple[Finding, ...]
     users: int
     least_users: int
     said: dict[str, str]
@@ -114,7 +155,7 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
     Checks that plan and configuration are those that were hashed, that rounds were released in order and once each, that no
     noise was used twice, and from the cohorts that were asked, also those of abandoned attempts, that no user exceeds
     the participation that ε relies on, and that the users' counters, which the scheduler goes by, say the same; and that
-    attempts, skips, metrics, the last model and its file, and the register if there is one, agree about what was released.
+    attempts, the last model and its file, and the register if there is one, agree about what was released.
 
     Args:
         path: the ledger.
@@ -126,13 +167,6 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
     Raises:
         ValueError: if there is no ledger, or no register where one is named.
     """
-    found = verify_records(path, register=register)
-    changed, missing = compare_model_file(Path(path))
-    return replace(found, problems=(*found.problems, *changed), notes=(*found.notes, *missing))
-
-
-def verify_records(path: Path | str, *, register: Path | str | None = None) -> Verification:
-    """As `verify`, of the ledger's own file alone: what ε of a run is, its last model's file does not say."""
     with reader(path) as connection:
         run = stored_run(connection)
         plan, settings = Plan.from_description(run.planned), run.settings
@@ -144,22 +178,18 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
         if released > plan.participation.rounds:
             problems.append(finding("too-many-rounds", released=released, planned=plan.participation.rounds))
         problems += _table_problems(connection, run) + _participation_problems(connection, plan, users)
-        keepers, of_keepers = recorded_keepers(connection, settings, plan)
+        keepers, of_keepers = _recorded_keepers(connection, settings, plan)
         notes = _notes(connection, plan, settings)
         differing, asked = ([], []) if register is None else _compare_with_register(connection, run, Path(register))
         facts = RunFacts(
             simulated=bool(run.defined.simulated),
-            forwards_client_metrics=forwards_client_metrics(connection, settings),
             identity=settings.get("identity") and clean(settings["identity"]),
             budget=settings.get(BUDGET),
-            adopted=tuple(
-                finding("adopted", at=clean(at, 10), rounds=rounds)
-                for at, rounds, _ in read_later(connection, "adoptions")
-            ),
             users=users,
             least_users=plan.participation.users_for(settings.get("cohort_size", 0)),
             said={clean(name): clean(text) for name, text in read_later(connection, "notes")},
         )
+    changed, missing = _compare_model_file(Path(path))
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
@@ -169,8 +199,8 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
         keepers=keepers,
         run=facts,
-        problems=(*problems, *differing, *of_keepers),
-        notes=(*notes, *asked),
+        problems=(*problems, *differing, *of_keepers, *changed),
+        notes=(*notes, *asked, *missing),
     )
 
 
@@ -186,8 +216,8 @@ def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, An
                 "kept-sums", sums=len(rounds), rounds=which, kept=kept, delta=delta, adjacency=ADJACENCY, whole=whole
             )
         )
-    if earlier := connection.execute(_DISORDER).fetchone()[0]:
-        notes.append(finding("disorder", times=earlier))
+    for at, released, _ in read_later(connection, "adoptions"):
+        notes.append(finding("adopted", at=clean(at, 10), rounds=released))
     for at, released, _ in read_later(connection, "places")[1:]:
         notes.append(finding("another-place", at=clean(at, 10), rounds=released))
     if settings.get("kind") == "central":
@@ -195,7 +225,7 @@ def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, An
     return notes
 
 
-def compare_model_file(path: Path) -> tuple[list[Finding], list[Finding]]:
+def _compare_model_file(path: Path) -> tuple[list[Finding], list[Finding]]:
     """(Problem, note) about the file of the last model."""
     with reader(path) as connection:
         latest = model_file.described(connection)
@@ -223,13 +253,6 @@ _TRIES = """(SELECT *,
 """Every attempt with the number of rounds that were over before it, the one before, the number that it should have, and whether
 the one before had no end."""
 
-_MOMENTS = """(SELECT -1 AS place, 0 AS part, created AS at FROM run
-    UNION ALL SELECT id, 1, planned FROM attempts UNION ALL SELECT id, 2, aggregated FROM attempts
-    UNION ALL SELECT id, 3, ended FROM attempts UNION ALL SELECT 1e18, 4, sealed FROM run)"""
-"""Every time on record, each before the next; those of skips are beside these."""
-
-_READABLE = "at GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-*T*' AND julianday(at) IS NOT NULL"
-
 _CHECKS = {
     "gaps": """SELECT count(*) FROM (SELECT round, row_number() OVER (ORDER BY round) - 1 AS place FROM attempts
         WHERE state IN ('released', 'spent')) WHERE round != place""",
@@ -243,13 +266,7 @@ _CHECKS = {
         OR (state != 'abandoned' AND (aggregated IS NULL) != (state = 'planned'))
         OR (ended IS NULL) != (state IN ('planned', 'aggregated', 'opening')))""",
     "left-open": f"SELECT count(*) FROM {_TRIES} WHERE left_open",
-    "skips-missing": """SELECT (SELECT count(*) != coalesce(max(id), 0) OR coalesce(min(id), 1) != 1 FROM skips)
-        OR EXISTS (SELECT 1 FROM skips AS one JOIN skips AS next ON next.id = one.id + 1 WHERE next.round < one.round)""",
-    "skipped-early": f"SELECT count(*) FROM skips WHERE round NOT BETWEEN 0 AND {_COUNTED}",
     "users-missing": "SELECT count(*) != coalesce(max(id), 0) FROM users",
-    "metrics-of-none": f"SELECT count(*) FROM metrics WHERE release NOT BETWEEN 0 AND {_COUNTED}",
-    "metrics-of-no-model": f"""SELECT count(*) FROM metrics WHERE kind = 'train' AND release BETWEEN 0 AND {_COUNTED}
-        AND release - 1 NOT IN (SELECT round FROM attempts WHERE state = 'released')""",
     "opened-and-undone": """SELECT count(*) FROM openings LEFT JOIN attempts USING (round, attempt)
         WHERE coalesce(state, '') NOT IN ('opening', 'released', 'spent')""",
     "spent-unasked": """SELECT count(*) FROM attempts LEFT JOIN openings USING (round, attempt)
@@ -259,28 +276,13 @@ _CHECKS = {
     "made-up-fingerprint": "SELECT count(*) FROM run WHERE key_fingerprint GLOB '*[^0-9a-f]*'",
     "sealed-in-flight": """SELECT count(*) FROM attempts, run
         WHERE sealed IS NOT NULL AND state IN ('planned', 'aggregated', 'opening')""",
-    "unreadable-times": f"""SELECT count(DISTINCT at) FROM (SELECT at FROM {_MOMENTS} UNION ALL SELECT at FROM skips)
-        WHERE at IS NOT NULL AND NOT ({_READABLE})""",
 }
 """Reason → how often the tables of a ledger say what cannot be true."""
-
-_DISORDER = f"""SELECT
-    (SELECT count(*) FROM (SELECT at, lag(at) OVER (ORDER BY place, part) AS before FROM {_MOMENTS} WHERE {_READABLE})
-        WHERE julianday(at) < julianday(before))
-    + (SELECT coalesce(sum((julianday(at) < julianday(coalesce(before.ended, created)))
-            + coalesce(julianday(after.ended) < julianday(at), 0)), 0)
-        FROM skips, run LEFT JOIN attempts AS before ON before.round = skips.round - 1 AND before.state IN ('released', 'spent')
-        LEFT JOIN attempts AS after ON after.round = skips.round AND after.state IN ('released', 'spent'))"""
-"""How many times on record are before the one that they must follow: a clock was set back, or somebody wrote them."""
 
 
 def _table_problems(connection: sqlite3.Connection, run: StoredRun) -> list[Finding]:
     """What the tables of a ledger say that cannot all be true."""
     numbers = {reason: connection.execute(query).fetchone()[0] for reason, query in _CHECKS.items()}
-    told = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train'")
-    numbers["metrics-of-others"] = sum(
-        parse_json(data, dict, "a metric on record").get("releases", release) != release for release, data in told
-    )
     found = [finding(reason, number=number, run=run) for reason, number in numbers.items() if number]
     latest, models = model_file.described(connection), model_file.count_models(connection)
     if (latest is None) != (models == 0) or (latest is not None and latest.round != models - 1):
@@ -402,3 +404,53 @@ def _row(mechanism: Mechanism, round: int, rounds: int) -> Vector:
         row = np.concatenate(list(blocks))
     size: Vector = np.abs(row)
     return size
+
+
+def _recorded_keepers(
+    connection: sqlite3.Connection, configuration: Mapping[str, Any], plan: Plan
+) -> tuple[RecordedKeepers | None, list[Finding]]:
+    """(What the ledger says of keepers, None for a run without; what in it contradicts itself)."""
+    described = configuration.get(KEEPERS)
+    if described is None:
+        return None, []
+    names = tuple(sorted(map(clean, described["keepers"])))
+    if len(names) > MOST_KEEPERS:
+        raise MalformedError(f"there are at most {MOST_KEEPERS} keepers, and {len(names)} are on record")
+    shares = NoiseShares(keepers=len(names), colluding=described["colluding"], away=described["away"])
+    counted = [opened for opened in attempts.read_openings(connection) if opened.state in attempts.COUNTED]
+    wrong = sum(
+        not len(names) - shares.away <= len(opened.keepers) <= len(names)
+        or list(opened.keepers) != sorted(set(opened.keepers))
+        or not set(opened.keepers) <= set(names)
+        for opened in counted
+    )
+    rows = connection.execute("SELECT round, nonce FROM attempts WHERE state IN ('released', 'spent')").fetchall()
+    hashes = {opened.round: opened.list_hash[:NONCE_BYTES] for opened in counted}
+    unopened = sum(hashes.get(round) != nonce for round, nonce in rows)
+    found = {"other-keepers": wrong, "no-opening": unopened}
+    evaluations = evaluation_plan(configuration)
+    released = min(len(rows), plan.participation.rounds)
+
+    def by_collusion(rounds: int | None, present: list[int]) -> tuple[KeeperGuarantee, ...]:
+        guarantees = guarantees_by_collusion(
+            plan.accountant,
+            shares,
+            noise_multiplier=plan.noise_multiplier,
+            delta=plan.delta,
+            released=rounds,
+            present=present,
+        )
+        return tuple(guarantees)
+
+    sound = not wrong and released > 0
+    keepers = RecordedKeepers(
+        digest=clean(described["digest"]),
+        names=names,
+        colluding=shares.colluding,
+        away=shares.away,
+        planned=by_collusion(None, []),
+        so_far=by_collusion(released, [len(opened.keepers) for opened in counted]) if sound else (),
+        spent=sum(opened.state == "spent" for opened in counted),
+        with_evaluations=() if evaluations is None else with_evaluations_by_collusion(plan, evaluations, shares),
+    )
+    return keepers, [finding(reason, rounds=number) for reason, number in found.items() if number]

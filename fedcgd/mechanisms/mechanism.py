@@ -29,7 +29,6 @@ class Mechanism(Protocol):
     @property
     def name(self) -> str:
         """The command line's name of this mechanism, for example `lambda-cgd`."""
-        ...
 
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
         """C[:, indices] for n = `rounds`.
@@ -41,7 +40,6 @@ class Mechanism(Protocol):
         Returns:
             Shape (rounds, m), float64; zeros above the diagonal.
         """
-        ...
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
         """The last entries of row t = `round` of C⁻¹, newest first: (C⁻¹Z)_t = Σ_i w[i]·Z_{t−i}.
@@ -53,7 +51,6 @@ class Mechanism(Protocol):
         Returns:
             w, float64, at most t + 1 long: w[0] is the diagonal entry, and entries older than the last of w are zero.
         """
-        ...
 
     # The rest has an answer for every mechanism whose C⁻¹ has few bands; one with long inverse rows overrides all three.
 
@@ -115,7 +112,6 @@ class Banded(Mechanism, Protocol):
         Args:
             rounds: n, the releases of the run.
         """
-        ...
 
 
 @runtime_checkable
@@ -131,7 +127,6 @@ class Toeplitz(Mechanism, Protocol):
         Returns:
             Shape (rounds,), float64.
         """
-        ...
 
     def inverse_coefficients(self, rounds: int) -> Vector:
         """The first column of C⁻¹, up to its last entry that is not zero.
@@ -142,7 +137,6 @@ class Toeplitz(Mechanism, Protocol):
         Returns:
             At most shape (rounds,), float64.
         """
-        ...
 
 
 def bandwidth(mechanism: Mechanism, rounds: int) -> int:

@@ -68,11 +68,11 @@ def sensitivity(mechanism: Mechanism, participation: Participation, *, released:
     >>> sensitivity(DPSGD(), Participation(rounds=100, min_separation=25)).value
     2.0
     """
-    n, b, k = participation.rounds, participation.min_separation, participation.participations
+    n, b = participation.rounds, participation.min_separation
     rows = participation.rounds_released(released)
     if rows == 0:
         return Sensitivity(0.0, True, "nothing is released", ())
-    k = min(k, -(-rows // b))
+    k = participation.scheme.most_of(participation, rows)
     if isinstance(mechanism, Toeplitz):
         return _toeplitz(mechanism, n, rows, k, b)
     if type(mechanism) is Normalized:  # what a subclass overrides is not in these formulas

@@ -1,9 +1,10 @@
 """C files of the package as machine code, which is built with the wheel (`hatch_build.py`) and loaded in a millisecond.
 
-What they do NumPy can do as well, with the same bits, and does where the wheel was built without a C compiler. For Intel's and
+What they do to whole models NumPy can do as well, with the same bits, and does where the wheel was built without a C compiler;
+what they do for accounting needs them. For Intel's and
 AMD's processors there are builds for three levels of instructions, of which the highest that this processor has is loaded.
 
-Whoever loads one first compares the answer to one question with the one that NumPy gives: a compiler may be wrong.
+Whoever loads one first compares the answer to one question with the one that is known: a compiler may be wrong.
 """
 
 import ctypes
@@ -35,6 +36,17 @@ def checked(load: Callable[[], Code], answer: Callable[[Code], bytes], expected:
         return made if hashlib.sha256(answer(made)).hexdigest() == expected else None
     except Exception:  # whatever loading machine code can raise on a machine that nobody has tried
         return None
+
+
+def needed(load: Callable[[], Code], answer: Callable[[Code], bytes], expected: str) -> Code:
+    """As `checked`. Raises RuntimeError where that is None: for work that only machine code does."""
+    found = checked(load, answer, expected)
+    if found is None:
+        raise RuntimeError(
+            "the accounting of secret rounds by random draws needs machine code, which was not built or does not work here: have "
+            "a C compiler (`cc`, or what CC names) and install fedcgd again, or choose another sampling"
+        )
+    return found
 
 
 def library(source: Path) -> ctypes.CDLL:

@@ -9,7 +9,6 @@ from fedcgd.planning.planner import (
     plan_recipes,
     recommended,
     verdict,
-    with_more_participations,
 )
 from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.proxy import ArrayProxy
@@ -37,5 +36,4 @@ __all__ = [
     "recommended",
     "rehearse",
     "verdict",
-    "with_more_participations",
 ]

@@ -182,22 +182,6 @@ def _keeps_less(one: PlannedRecipe, other: PlannedRecipe) -> bool:
     return other.recipe.is_secret and not one.recipe.is_secret
 
 
-def with_more_participations(problem: PlanningProblem, ranked: Sequence[PlannedRecipe]) -> PlannedRecipe | None:
-    """The best recipe without amplification and with twice the participations, if theory expects it to be much better.
-
-    ε is of the whole run: participations are work, and cost no privacy.
-
-    Args:
-        problem: what was asked.
-        ranked: what `plan_recipes` returned.
-    """
-    if problem.participations >= _most_participations(problem, problem.least_steps):
-        return None  # the rounds allow no more: the same recipes would be ranked again
-    now = min((one.outcome.loss for one in ranked if not one.recipe.is_secret), default=math.inf)
-    more = plan_recipes(replace(problem, secret=(), participations=2 * problem.participations))[0]
-    return more if more.outcome.loss < _RANKING.much * now else None
-
-
 def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     """Whether correlated noise is worth it here, in a sentence.
 

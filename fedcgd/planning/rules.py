@@ -40,8 +40,6 @@ class Ranking:
     """After two cohort sizes in a row with so many times the best loss no smaller cohorts are tried."""
     nearly: float = 1.2
     """Times the least loss: what theory may be wrong about, so that a rehearsal decides."""
-    much: float = 0.9
-    """Of the loss: what twice the work should bring."""
     setups: int = 2
     """Set-ups that a dear mechanism is tried at."""
     most_rounds: int = 4000

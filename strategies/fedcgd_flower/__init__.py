@@ -18,7 +18,8 @@ if TYPE_CHECKING:
         host_users,
         sequential_training,
     )
-    from fedcgd_flower.run_loop import IncompleteRunError, ReleaseEvent, RunResult
+    from fedcgd_flower.run_loop import IncompleteRunError, RunResult
+    from fedcgd_flower.settings import ReleaseEvent
     from fedcgd_flower.strategy import CorrelatedNoise
     from fedcgd_flower.torch_models import arrays_of, load_arrays, one_gradient_step
 
@@ -50,7 +51,7 @@ __getattr__ = lazy_exports(
         "CorrelatedNoise": "strategy",
         "IncompleteRunError": "run_loop",
         "PrivateEvaluation": "evaluation",
-        "ReleaseEvent": "run_loop",
+        "ReleaseEvent": "settings",
         "RunResult": "run_loop",
         "arrays_of": "torch_models",
         "clipped_update_mod": "mod",

@@ -2,13 +2,12 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
-from functools import partial
 
 from flwr.serverapp import Grid
 
-from fedcgd.accounting.guarantee import rounded_down, rounded_up
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger import Admission, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort, eligible
@@ -16,7 +15,7 @@ from fedcgd.participation.history import History
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.grid import kind_of
-from fedcgd_flower.noise_provider import NoiseProvider
+from fedcgd_flower.noise_provider import ServerNoise
 from fedcgd_flower.settings import EXPECTED_USERS, RunSettings, users_needed
 from fedcgd_flower.users import NodeIds, UserDirectory, balance_users, nodes_of_all
 
@@ -50,28 +49,13 @@ class Draw:
         return cohort(self.participation, self.round, users, self.history, cohort_size=size, key=self.key)
 
     def at_nodes(
-        self,
-        nodes: Mapping[str, NodeIds],
-        directory: UserDirectory,
-        noise: NoiseProvider,
-        drawn: Callable[[Set[str]], list[str] | None],
-        avoid: Collection[int] = (),
+        self, users: list[str] | None, nodes: Mapping[str, NodeIds], least: int, avoid: Collection[int] = ()
     ) -> dict[str, int] | None:
-        """Each user whom `drawn` draws of those at `nodes`, and the node at which it is asked; None if too few are there.
+        """Each of the cohort `users`, and the node at which it is asked; they are at `least` nodes, if that can be.
 
-        They are at as many nodes as the noise needs, if that can be, and none of those that are held back.
+        None if there is no cohort.
         """
-        chosen: dict[str, int] | None = None
-        for held_back in noise.held_back():
-            there = directory.without(nodes, held_back)
-            users = drawn(there.keys())
-            if users is None:
-                chosen = None
-                continue
-            chosen = balance_users(self._spread(users, there, noise.least_nodes), there, avoid=avoid)
-            if len(set(chosen.values())) >= noise.least_nodes:
-                break
-        return chosen
+        return None if users is None else balance_users(self._spread(users, nodes, least), nodes, avoid=avoid)
 
     def _spread(self, users: list[str], nodes: Mapping[str, NodeIds], least: int) -> list[str]:
         """The cohort `users`, with some of other nodes in place of a few, so that it is at `least` nodes, if that can be."""
@@ -107,8 +91,8 @@ class Draw:
 class CohortSelector:
     """Draws a run's cohorts from the users who are there, and remembers who is silent in a round."""
 
-    def __init__(self, settings: RunSettings) -> None:
-        self.admission: Admission | None = None
+    def __init__(self, settings: RunSettings, admission: Admission | None) -> None:
+        self.admission = admission
         """Whose earlier runs leave too little of the joint budget."""
         self.over_budget = 0
         """How many of them were there at the last look."""
@@ -128,7 +112,7 @@ class CohortSelector:
             self._lost.add(lost)
 
     def wait_for(
-        self, round: int, grid: Grid, directory: UserDirectory, ledger: Ledger, noise: NoiseProvider
+        self, round: int, grid: Grid, directory: UserDirectory, ledger: Ledger, noise: ServerNoise
     ) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
 
@@ -145,8 +129,8 @@ class CohortSelector:
             may_begin = round > 0 or self._may_begin(len(nodes), directory, grid)
             chosen = None
             if may_begin:
-                drawn = partial(self._drawn, draw)
-                chosen = draw.at_nodes(nodes, directory, noise, drawn, avoid=self._doubtful(nodes))
+                drawn = self._drawn(draw, nodes.keys())
+                chosen = draw.at_nodes(drawn, nodes, noise.least_nodes, avoid=self._doubtful(nodes))
             if chosen is not None:
                 return chosen
             now = time.monotonic()
@@ -162,7 +146,7 @@ class CohortSelector:
             if now >= deadline:
                 break
             if now >= log_at:  # at once, and then from time to time
-                waiting = self._waiting(round, len(nodes), directory)
+                waiting = self._shortage(round, len(nodes), directory)
                 log_info(f"{waiting}; waiting for up to {deadline - now:.0f} s")
                 log_at = now + _WAITS.logged_every
             time.sleep(min(_WAITS.poll, self._patience))
@@ -170,7 +154,7 @@ class CohortSelector:
         if directory.is_hopeless:
             raise ValueError(f"no user is there {waited}, and none can be: {_unable(directory)}")
         if not may_begin:
-            raise ValueError(self._cannot_begin(len(nodes), directory, waited))
+            raise ValueError(f"{waited}: {self._shortage(round, len(nodes), directory)}")
         return cohort_shortfall(draw, self._cohort.size, nodes, self._missing(directory))
 
     def _may_begin(self, users: int, directory: UserDirectory, grid: Grid) -> bool:
@@ -212,22 +196,23 @@ class CohortSelector:
             return False
         return kind_of(grid).is_simulation or silent > 1 or 2 * silent >= directory.connected
 
-    def _cannot_begin(self, users: int, directory: UserDirectory, waited: str) -> str:
-        there = plural(users, "user is", "users are") + " there"
-        if users >= self._cohort.expected_users:
+    def _shortage(self, round: int, users: int, directory: UserDirectory) -> str:
+        """Why a round cannot begin with so many users, and what helps."""
+        if self._is_short_by_budget(round, users):
+            return self._beyond_budget(users)
+        there = f"{plural(users, 'user is', 'users are')} there at {plural(directory.connected, 'node', 'nodes')}"
+        if not round and users >= self._cohort.expected_users and directory.silent:
+            silent = f"{directory.silent} of {plural(directory.connected, 'node has', 'nodes have')}"
             why = f" {_unable(directory)}." if directory.unable else ""
             return (
-                f"{_silent(directory)} not said which users they host {waited}, and everybody there would be "
-                f"left out of the run ({there}).{why} To begin without them, say how many users "
-                f"are enough: expected_users={users}"
+                f"{silent} not said which users they host, and everybody there would be left out of the run ({there}).{why} To "
+                f"begin without them, say how many users are enough: expected_users={users}"
             )
-        if self._is_short_by_budget(0, users):
-            return self._beyond_budget(users)
+        if round or users >= self._cohort.expected_users:
+            return f"{there}, and round {round + 1} needs {self._cohort.size} who may take part: connect more"
+        expected = f"{self._cohort.expected_users} are expected ({self._cohort.expected_source})"
         missing = self._missing(directory)
-        return (
-            f"{there} {waited}, and {self._cohort.expected_users} are expected ({self._cohort.expected_source})"
-            f"{missing and '; '}{missing}. {self._remedy(users, directory)}"
-        )
+        return f"{there}, and {expected}{missing and '; '}{missing}. {self._remedy(users, directory)}"
 
     def _is_short_by_budget(self, round: int, users: int) -> bool:
         """Whether the first round could begin, as far as the number of users goes, if the joint budget refused nobody."""
@@ -238,38 +223,15 @@ class CohortSelector:
         budget, admission = self._budget, self.admission
         assert budget is not None
         assert admission is not None
-        smaller = "a plan with a smaller ε (fedcgd ledger compose says what the earlier runs cost)"
-        if admission.room is not None:
-            smaller = f"a plan of at most ε = {rounded_down(admission.room)} for this run"
-        helps = "" if admission.room == 0 else f"{smaller}, "
         there = plural(users + self.over_budget, "user that is", "users that are")
         cost = rounded_up(admission.full_cost)
         return (
             f"the joint budget leaves too few users to begin with: {self.over_budget} of the {there} there have no budget left "
             f"after earlier runs, and {self._cohort.expected_users} are expected ({self._cohort.expected_source}). This plan and "
             f"the earlier runs they were in would cost up to ε = {cost} together at δ = {budget.delta:g}, and the budget is ε = "
-            f"{budget.epsilon:g}. What helps: {helps}a joint budget of ε = {cost}, or people who were in no earlier run. With "
-            "another plan or budget it is another run: this one has released nothing, so that its ledger may be deleted first"
-        )
-
-    def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
-        there = plural(users, "user is", "users are") + " there"
-        at_nodes = f"at {plural(directory.connected, 'node', 'nodes')}"
-        if directory.is_hopeless:
-            return (
-                f"no user is there {at_nodes}, and none can be until others connect or these are mended, as said above"
-            )
-        if not round and users >= self._cohort.expected_users and directory.silent:
-            return f"{_silent(directory)} not said yet which users they host"
-        if self._is_short_by_budget(round, users):
-            return self._beyond_budget(users)
-        if round or users >= self._cohort.expected_users:
-            return (
-                f"{there} {at_nodes}, and round {round + 1} needs {self._cohort.size} who may take part: connect more"
-            )
-        return (
-            f"{there} {at_nodes}, and {self._cohort.expected_users} are expected before the first round "
-            f"({self._cohort.expected_source}). {self._remedy(users, directory)}"
+            f"{budget.epsilon:g}. What helps: a plan with a smaller ε, a joint budget of ε = {cost}, or people who were in no "
+            "earlier run. With another plan or budget it is another run: this one has released nothing, so that "
+            "its ledger may be deleted first"
         )
 
     def _remedy(self, users: int, directory: UserDirectory) -> str:
@@ -338,10 +300,6 @@ def _unable(directory: UserDirectory) -> str:
         others = f" and {plural(len(nodes) - 1, 'other', 'others')}" if nodes[1:] else ""
         texts.append(f"node {nodes[0]}{others} cannot take part: {reason}")
     return "; ".join(texts)
-
-
-def _silent(directory: UserDirectory) -> str:
-    return f"{directory.silent} of {plural(directory.connected, 'node has', 'nodes have')}"
 
 
 def cohort_shortfall(draw: Draw, cohort_size: int, nodes: Mapping[str, NodeIds], missing: str = "") -> str:

@@ -48,10 +48,7 @@ class PrivateEvaluation:
         if not isinstance(self.plan, Plan):
             raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {self.plan!r}")
         if self.plan.noiseless:
-            raise ValueError(
-                "the plan of a private evaluation needs noise (noise_multiplier above 0); forward_client_metrics=True of the "
-                "strategy tells metrics as they are"
-            )
+            raise ValueError("the plan of a private evaluation needs noise: noise_multiplier above 0")
         if self.plan.clip_norm != 1:
             raise ValueError(f"the plan of an evaluation has clip_norm 1, what a user adds; got {self.plan.clip_norm}")
         if not self.bounds:
@@ -107,25 +104,28 @@ class PrivateEvaluation:
         stddev /= scale_of(len(self.bounds)) * cohort_size
         return {name: bound * stddev for name, bound in self.bounds.items()}
 
+    def check(self, plan: Plan, budget: JointBudget | None) -> None:
+        """Refuse a training that cannot be evaluated so.
 
-def check_evaluation(
-    evaluation: PrivateEvaluation, plan: Plan, budget: JointBudget | None, forward_client_metrics: bool
-) -> None:
-    """Raise TypeError or ValueError unless a training of `plan` can be evaluated so."""
-    if not isinstance(evaluation, PrivateEvaluation):
-        raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
-    if forward_client_metrics:
-        raise ValueError("evaluation= is private and forward_client_metrics=True is not: choose one")
-    if budget is not None:
-        raise ValueError(
-            "a joint budget does not count the evaluations of the run that it is for: leave out evaluation= or budget="
-        )
-    if plan.noiseless:
-        raise ValueError("a private evaluation goes with a training that has noise: leave evaluation= out while σ = 0")
-    rounds, planned = plan.participation.rounds, evaluation.plan.participation.rounds
-    due = sum(evaluation.is_due(release, rounds) for release in range(1, rounds + 1))
-    if planned < due:
-        raise ValueError(
-            f"{rounds} rounds, evaluated every {evaluation.every} and at the end, are {due} evaluations, and their plan has "
-            f"{planned}: plan Participation(rounds={due}, …), or take a larger `every`"
-        )
+        Args:
+            plan: of the training.
+            budget: its joint budget.
+
+        Raises:
+            ValueError: for a joint budget, a training without noise, and a plan of too few evaluations.
+        """
+        if budget is not None:
+            raise ValueError(
+                "a joint budget does not count the evaluations of the run that it is for: leave out evaluation= or budget="
+            )
+        if plan.noiseless:
+            raise ValueError(
+                "a private evaluation goes with a training that has noise: leave evaluation= out while σ = 0"
+            )
+        rounds, planned = plan.participation.rounds, self.plan.participation.rounds
+        due = sum(self.is_due(release, rounds) for release in range(1, rounds + 1))
+        if planned < due:
+            raise ValueError(
+                f"{rounds} rounds, evaluated every {self.every} and at the end, are {due} evaluations, and their plan has "
+                f"{planned}: plan Participation(rounds={due}, …), or take a larger `every`"
+            )

@@ -45,7 +45,7 @@ class Evaluator:
         self._record_keys = record_keys_of(settings.inner)
         configuration = {EVALUATION_OF: rounds.ledger.stream_id, **evaluation.to_description(self.cohort_size)}
         configuration |= settings.noise.to_description()
-        path = None if settings.ledger is None else evaluation_ledger(settings.ledger)
+        path = None if settings.path is None else evaluation_ledger(settings.path)
         if path is not None and rounds.releases and not path.exists():
             raise ValueError(
                 f"{path}, the record of the evaluations of the run in {settings.ledger}, is not there, and without it they would "
@@ -106,7 +106,7 @@ class Evaluator:
         nodes = directory.refresh(grid)
         choices = self._settings.key.choices_of(self._ledger.stream_id)
         draw = Draw(plan.participation, round, self._ledger.history(list(nodes)), choices)
-        chosen = draw.at_nodes(nodes, directory, self._noise, lambda there: draw.cohort(there, self.cohort_size))
+        chosen = draw.at_nodes(draw.cohort(nodes.keys(), self.cohort_size), nodes, self._noise.least_nodes)
         if chosen is None:
             self._skip("too few users that may take part in an evaluation were reachable")
             return None

@@ -1,6 +1,5 @@
 """Send messages and gather the replies, each matched to the message it answers."""
 
-import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -32,8 +31,6 @@ class GridKind:
     longest_wait: float = 1.0
     late: float = 0.1
     """The part of the time since the last message by which a reply may be seen late."""
-    large: float = 256
-    """Mebibytes of a message from which on it is worth a look for what holds it."""
 
     def pause(self, since_sent: float, looking: float) -> float:
         """How many seconds to wait before the next look, where the last took `looking`: looking is half of the time at most."""
@@ -60,86 +57,36 @@ def receive(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator
     """The replies to `messages`, each as soon as it is there, until all are or `timeout` seconds are over.
 
     Only replies to these very messages are given, at most one each, and none that cannot be read. One to a node that is gone
-    is answered by an error. None is held here: whoever is done with a reply frees its memory before the next one comes. Nor is a
-    message that was sent.
-    Raises ValueError if the SuperLink refuses a message to a node that is there.
+    is answered by an error. Raises ValueError if the SuperLink refuses a message to a node that is there.
     """
-    exchange = _Exchange(grid, messages, timeout)
-    del messages
+    kind, unsent, waiting = kind_of(grid), list(messages), set[str]()
+    most, deadline = kind.most_unanswered or len(unsent), math.inf
     while True:
-        if exchange.has_room:
-            yield from exchange.send()
-        yield from exchange.fetch()
+        if unsent and 2 * len(waiting) <= most:  # else it is not worth it to send more
+            room = most - len(waiting)
+            some, unsent = unsent[:room], unsent[room:]
+            gone = push(grid, some)
+            waiting |= {message.metadata.message_id for message in some}
+            waiting -= {reply.metadata.reply_to_message_id for reply in gone}
+            sent = time.monotonic()
+            deadline = min(deadline, sent + timeout)
+            yield from gone
+        looking = 0.0  # seconds, without those that go into what becomes of the replies
+        for message_id in sorted(waiting):
+            began, found = time.monotonic(), None
+            try:
+                found = pull(grid, message_id)
+            except UnreadableReplyError:
+                waiting.discard(message_id)
+            looking += time.monotonic() - began
+            if found is not None:
+                waiting.discard(message_id)
+                yield found
         now = time.monotonic()
-        if exchange.is_over or now >= exchange.deadline:
+        if not (unsent or waiting) or now >= deadline:
             return
-        if not exchange.has_room:
-            time.sleep(min(exchange.pause(now), exchange.deadline - now))
-
-
-class _Exchange:
-    """Messages that are not sent yet, and those that are not answered yet."""
-
-    def __init__(self, grid: Grid, messages: Sequence[Message], timeout: float) -> None:
-        self.deadline = math.inf
-        """`timeout` seconds after the first messages were sent."""
-        self._grid = grid
-        self._timeout = timeout
-        self._kind = kind_of(grid)
-        self._most = self._kind.most_unanswered or len(messages)
-        self._unsent = list(messages)
-        self._waiting: set[str] = set()
-        self._sent = 0.0  # when messages were sent last
-        self._fetching = 0.0  # seconds of the last look, without those that go into what becomes of the replies
-
-    @property
-    def is_over(self) -> bool:
-        return not (self._unsent or self._waiting)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it is worth it to send more."""
-        return bool(self._unsent) and 2 * len(self._waiting) <= self._most
-
-    def send(self) -> list[Message]:
-        """Send as many as there is room for; the result is an error reply for each whose node is gone."""
-        room = self._most - len(self._waiting)
-        some, self._unsent = self._unsent[:room], self._unsent[room:]
-        gone = push(self._grid, some)
-        self._waiting |= {message.metadata.message_id for message in some}
-        self._waiting -= {reply.metadata.reply_to_message_id for reply in gone}
-        if _mebibytes(some[0]) > self._kind.large:
-            some.clear()
-            gc.collect()  # Flower's records are in cycles, which would hold what was sent
-        self._sent = time.monotonic()
-        self.deadline = min(self.deadline, self._sent + self._timeout)
-        return gone
-
-    def fetch(self) -> Iterator[Message]:
-        """The replies that are there, each fetched when the one before is done with."""
-        self._fetching = 0.0
-        for message_id in sorted(self._waiting):
-            began = time.monotonic()
-            found = self._fetch(message_id)
-            self._fetching += time.monotonic() - began
-            if found:
-                yield found.pop()
-
-    def pause(self, now: float) -> float:
-        """How many seconds to wait before the next look."""
-        return self._kind.pause(now - self._sent, self._fetching)
-
-    def _fetch(self, message_id: str) -> list[Message]:
-        """The reply to one message, in a list that can be emptied: what is popped is held by whoever takes it alone."""
-        try:
-            reply = pull(self._grid, message_id)
-        except UnreadableReplyError:
-            self._waiting.discard(message_id)
-            return []
-        if reply is None:
-            return []
-        self._waiting.discard(message_id)
-        return [reply]
+        if not unsent or 2 * len(waiting) > most:
+            time.sleep(min(kind.pause(now - sent, looking), deadline - now))
 
 
 class UnreadableReplyError(Exception):

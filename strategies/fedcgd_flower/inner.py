@@ -4,19 +4,32 @@ An inner strategy chooses nodes and may tell each something else. Here the plan 
 model, and the records that the inner strategy puts beside it. Whatever would get lost on the way is an error that names it.
 """
 
+import io
+import json
 import logging
+from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, FedAvgM, Strategy
+from numpy.typing import NDArray
 
 from fedcgd.mechanisms.schedule import Schedule, rate_factors
 from fedcgd_flower.messages import RECORD_KEYS
+
+_Arrays = dict[str, NDArray[Any]]
+_CONFIG = "train_config of start"  # no name that an attribute has
+
+
+class _NotSavableError(Exception):
+    """A value of a type that has no form as JSON and arrays."""
+
 
 _DIFFERENTIALLY_PRIVATE = (
     flower.DifferentialPrivacyClientSideAdaptiveClipping,
@@ -155,20 +168,6 @@ def record_keys_of(inner: Strategy) -> tuple[str, str]:
     return getattr(inner, "arrayrecord_key", arrays), getattr(inner, "configrecord_key", config)
 
 
-@contextmanager
-def _without_training_metrics(inner: Strategy) -> Iterator[None]:
-    """What nodes measure while they train stays with them: a function of the user's that averages it would find nothing."""
-    function = vars(inner).get(_AVERAGES_METRICS)
-    if function is None:
-        yield
-        return
-    setattr(inner, _AVERAGES_METRICS, lambda *_: MetricRecord())
-    try:
-        yield
-    finally:
-        setattr(inner, _AVERAGES_METRICS, function)
-
-
 _AVERAGES_METRICS = "train_metrics_aggr_fn"  # Flower's name
 
 
@@ -179,10 +178,18 @@ def inner_step(inner: Strategy, server_round: int, arrays: ArrayRecord) -> Array
     """
     weight = getattr(inner, "weighted_by_key", "num-examples")
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({weight: 1})})
-    with warnings_only(), _without_training_metrics(inner):
-        stepped, _ = inner.aggregate_train(
-            server_round, [Message(content, dst_node_id=1, message_type=MessageType.TRAIN)]
-        )
+    averages = vars(inner).get(_AVERAGES_METRICS)
+    if (
+        averages is not None
+    ):  # what nodes measure while they train stays with them: a function that averages it finds nothing
+        setattr(inner, _AVERAGES_METRICS, lambda *_: MetricRecord())
+    try:
+        with warnings_only():
+            reply = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+            stepped, _ = inner.aggregate_train(server_round, [reply])
+    finally:
+        if averages is not None:
+            setattr(inner, _AVERAGES_METRICS, averages)
     if stepped is None:
         raise ValueError(
             f"{type(inner).__name__} made no model from a single reply; "
@@ -234,10 +241,6 @@ def scheduled(base: type[FedAvg], schedule: Schedule, *, rounds: int, warmup: in
     return Scheduled
 
 
-_FLOWER_ASKS = 2  # times a round: for a fraction of the nodes, and to sample them
-_MOST_QUESTIONS, _MOST_NODES = 16, 1 << 16
-
-
 @dataclass(frozen=True, kw_only=True)
 class InnerRequest:
     """What each user of a round gets beside the model."""
@@ -255,14 +258,13 @@ class _PlanningGrid(Grid):
     """Shows the inner strategy as many nodes as it wants to wait for, and sends nothing."""
 
     def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self._pending = 0
+        self._nodes, self._asked = nodes, 0
 
     def get_node_ids(self) -> Iterable[int]:
-        self._pending += 1
-        if self._pending > _FLOWER_ASKS:  # whoever asks again waits for more
-            self._nodes = min(32 * self._nodes, _MOST_NODES)
-        if self._pending > _MOST_QUESTIONS:
+        self._asked += 1
+        if self._asked > 2:  # Flower's strategies ask twice, and whoever asks again waits for more
+            self._nodes *= 32
+        if self._asked > 6:
             raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")
         return range(1, self._nodes + 1)
 
@@ -296,18 +298,22 @@ def inner_request(inner: Strategy, server_round: int, arrays: ArrayRecord, confi
             "says how many rounds there are and who is asked, and a round cannot be left out; its configure_train must make a "
             "message"
         )
-    first = messages[0]
-    for other in messages[1:]:
-        if (difference := _difference(first, other)) is not None:
-            raise ValueError(
-                f"{name} {difference}: who is asked is drawn by the plan, by user and not by node, and every user of a round is "
-                "told the same"
-            )
-    message_type = first.metadata.message_type
+    content, message_type = messages[0].content, messages[0].metadata.message_type
+    if any(other.content != content or other.metadata.message_type != message_type for other in messages[1:]):
+        raise ValueError(
+            f"{name} tells one node something else than another: who is asked is drawn by the plan, by user and not by node, and "
+            "every user of a round is told the same"
+        )
     if message_type.partition(".")[0] != MessageType.TRAIN:
         raise ValueError(f"{name} sends {message_type!r} messages to train with; they must be 'train' or 'train.NAME'")
-    arrays_key = _model_key(name, first.content, arrays)
-    others = {key: record for key, record in first.content.items() if key != arrays_key}
+    if len(content.array_records) != 1 or arrays not in content.array_records.values():
+        raise ValueError(
+            f"{name} sends the arrays {list(content.array_records)}, and must send the model that it was given and no others: "
+            "users train from what was released, and only the model's clipped update comes back, so that methods with state on "
+            "clients (SCAFFOLD's control variates) cannot work. Numbers and texts for the nodes may go into a ConfigRecord"
+        )
+    [arrays_key] = content.array_records
+    others = {key: record for key, record in content.items() if key != arrays_key}
     config_key = record_keys_of(inner)[1]
     configs = [key for key, record in others.items() if isinstance(record, ConfigRecord)]
     if config_key not in configs and len(configs) == 1:
@@ -322,55 +328,188 @@ def inner_request(inner: Strategy, server_round: int, arrays: ArrayRecord, confi
     )
 
 
-def _model_key(name: str, content: RecordDict, arrays: ArrayRecord) -> str:
-    """Under which name the model is sent. Raises ValueError unless it is the only record of arrays, and as it was given."""
-    found = list(content.array_records)
-    models = [key for key, record in content.array_records.items() if _same_arrays(record, arrays)]
-    if len(found) == 1 and len(models) == 1:
-        return models[0]
-    if not models:
+# What an inner strategy carries from round to round: saved with each release, put back on resume.
+
+
+@dataclass(frozen=True)
+class EditedConfig:
+    """A configuration as it was `given` to `start`, and as the inner strategy has changed it since."""
+
+    given: ConfigRecord
+    edited: ConfigRecord
+
+
+def saved_state(inner: Strategy, config: EditedConfig | None) -> bytes:
+    """What `inner` carries from round to round, and the configuration as it left it: an .npz file.
+
+    Of Flower's strategies these are their moments. A strategy of one's own says it itself, if it has `state()`, which returns
+    numbers, texts, arrays and Flower's records, nested in lists, tuples and dicts, and `restore(state)`; else it is every
+    attribute of such values but texts, which are settings. What else it holds (loggers, locks, files) stays as it is.
+
+    Raises ValueError if `state()` returns other values.
+    """
+    arrays: _Arrays = {}
+    try:
+        tree = {name: _encode(value, arrays) for name, value in _carried(inner).items()}
+    except _NotSavableError:
         raise ValueError(
-            f"{name} sends {_named(found)} in place of the model that it was given ({len(arrays)} arrays): what the users "
-            "trained from would not be what was released. Arrays that are not trained are left out by trainable=[…]"
-        )
-    raise ValueError(
-        f"{name} sends arrays beside the model: {_named([key for key in found if key != models[0]])}. Only the model's clipped "
-        "update comes back from a node, so that methods with state on clients (SCAFFOLD's control variates, for example) cannot "
-        "work inside CorrelatedNoise. Numbers and texts for the nodes may go into a ConfigRecord"
-    )
+            f"state() of {type(inner).__name__} returns what cannot be saved with a release: give numbers, texts, arrays and "
+            "Flower's records, nested in lists, tuples and dicts"
+        ) from None
+    if config is not None:
+        tree[_CONFIG] = [_encode(config.given, arrays), _encode(config.edited, arrays)]
+    buffer = io.BytesIO()
+    text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
+    np.savez(buffer, allow_pickle=False, tree=text, **arrays)
+    return buffer.getvalue()
 
 
-def _difference(first: Message, other: Message) -> str | None:
-    """What one message tells its node that the other does not; None if they are the same."""
-    if first.metadata.message_type != other.metadata.message_type:
-        return f"sends {first.metadata.message_type!r} to one node and {other.metadata.message_type!r} to another"
-    if first.content is other.content:
-        return None
-    if list(first.content) != list(other.content):
-        return f"sends the records {list(first.content)} to one node and {list(other.content)} to another"
-    for key, record in first.content.items():
-        theirs: Any = other.content[key]
-        if isinstance(record, ArrayRecord):
-            if not _same_arrays(record, theirs):
-                return f"sends other arrays under {key!r} to one node than to another"
-        elif dict(record) != dict(theirs):
-            entry = next(k for k in [*record, *theirs] if k not in record or k not in theirs or record[k] != theirs[k])
-            values = f"{record.get(entry)!r} and {theirs.get(entry)!r}"
-            return f"tells nodes different values of {entry!r} in {key!r} ({values})"
-    return None
+def restore_state(inner: Strategy, saved: bytes) -> EditedConfig | None:
+    """Set `inner` to what `saved_state` saved, and take away what it has got since; the result is the configuration."""
+    with np.load(io.BytesIO(saved), allow_pickle=False) as arrays:
+        tree = json.loads(arrays["tree"].tobytes())
+        config = tree.pop(_CONFIG, None)
+        edited = None if config is None else EditedConfig(*(_decode(record, arrays) for record in config))
+        values = {name: _decode(node, arrays) for name, node in tree.items()}
+    if _has_own_state(inner):
+        inner.restore(values[_OWN_STATE])  # type: ignore[attr-defined]
+        return edited
+    for name in _carried(inner).keys() - values.keys():
+        delattr(inner, name)
+    vars(inner).update(values)
+    return edited
 
 
-def _same_arrays(sent: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
-    if sent is given:
-        return True
-    if list(sent) != list(given):
+def unsaved(inner: Strategy) -> list[str]:
+    """Attributes of a strategy of one's own that are neither saved nor functions nor texts."""
+    if _has_own_state(inner) or _is_flowers(inner):
+        return []
+    saved = _carried(inner)
+    return [
+        name
+        for name, value in vars(inner).items()
+        if name not in saved and not callable(value) and type(value) is not str
+    ]
+
+
+_MOMENTS = {"FedAvgM": ("momentum_vector", "current_arrays"), "FedOpt": ("m_t", "v_t")}
+"""What Flower's strategies carry from round to round; the others of the six carry nothing."""
+
+_OWN_STATE = "state()"  # what a strategy says itself: no name that an attribute has
+
+
+def _has_own_state(inner: Strategy) -> bool:
+    return callable(getattr(inner, "state", None)) and callable(getattr(inner, "restore", None))
+
+
+def _is_flowers(inner: Strategy) -> bool:
+    kinds = [kind for kind in type(inner).__mro__ if kind not in (ABC, object)]
+    return all(kind.__module__.startswith(("flwr.", "fedcgd_flower.")) for kind in kinds)
+
+
+def _carried(inner: Strategy) -> dict[str, Any]:
+    """What is saved with a release, by name."""
+    if _has_own_state(inner):
+        return {_OWN_STATE: inner.state()}  # type: ignore[attr-defined]
+    if _is_flowers(inner):
+        names = [name for kind in type(inner).__mro__ for name in _MOMENTS.get(kind.__name__, ())]
+        return {name: getattr(inner, name) for name in names}
+    return {name: value for name, value in vars(inner).items() if type(value) is not str and _savable(value)}
+
+
+def settings(inner: Strategy) -> dict[str, Any]:
+    """What of `inner` changes training, for the run's configuration: a run goes on with the same values only.
+
+    These are the rates and momenta of Flower's strategies, and whatever a strategy of one's own names in `training_settings`.
+    Everything else (folders, names of runs, fractions and numbers of nodes) may be another at each start.
+
+        class Warm(FedAvg):
+            training_settings = ("warmup",)
+
+    Raises:
+        TypeError: if `training_settings` is one text.
+        ValueError: for a name in `training_settings` that `inner` does not have, or whose value cannot be compared.
+    """
+    name = type(inner).__name__
+    own = getattr(inner, "training_settings", ())
+    if isinstance(own, str):
+        raise TypeError(f"training_settings of {name} must be names, for example ({own!r},); got one text")
+    kept = {}
+    for setting in sorted({*_flowers_settings(inner), *own}):
+        if not hasattr(inner, setting):
+            raise ValueError(f"training_settings of {name} names {setting!r}, which it does not have")
+        value = getattr(inner, setting)
+        try:
+            kept[setting] = json.loads(json.dumps(value, default=np.generic.item))
+        except TypeError:
+            raise ValueError(
+                f"{setting} of {name} is a {type(value).__name__}, which cannot be compared between runs: training_settings "
+                "names numbers, texts and lists of those"
+            ) from None
+    return {"strategy": name, "training": kept}
+
+
+_FLOWERS_SETTINGS = {
+    "FedAvgM": ("server_learning_rate", "server_momentum"),
+    "FedOpt": ("eta", "eta_l", "tau", "beta_1", "beta_2"),
+    "FedProx": ("proximal_mu",),
+}
+
+
+def _flowers_settings(inner: Strategy) -> Iterator[str]:
+    for base in type(inner).__mro__:
+        if base.__module__.startswith("flwr."):
+            yield from _FLOWERS_SETTINGS.get(base.__name__, ())
+
+
+def _savable(value: object) -> bool:
+    try:
+        _encode(value, {})
+    except _NotSavableError:
         return False
-    return all(array is given[name] or _form(array) == _form(given[name]) for name, array in sent.items())
+    return True
 
 
-def _form(array: Array) -> tuple[object, ...]:
-    return array.dtype, tuple(array.shape), array.stype, array.data
+def _encode(value: Any, arrays: _Arrays) -> Any:
+    """JSON-able `value`; its arrays go into `arrays`. Exact types only: a subclass may hold more than its base shows."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if (kind is not np.ndarray and not isinstance(value, np.generic)) or array.dtype.hasobject:
+            raise _NotSavableError
+        arrays[f"array{len(arrays)}"] = array
+        return {"array" if kind is np.ndarray else "number": f"array{len(arrays) - 1}"}
+    if kind in (list, tuple):
+        return {kind.__name__: [_encode(item, arrays) for item in value]}
+    if kind is bytes:
+        return {"bytes": value.hex()}
+    if kind is Array:
+        return {"Array": _encode(value.numpy(), arrays)}
+    if kind in _MAPPINGS.values():
+        return {kind.__name__: [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]}
+    raise _NotSavableError
 
 
-def _named(keys: list[str]) -> str:
-    return ", ".join(map(repr, keys)) or "no arrays"
+_MAPPINGS: dict[str, Any] = {kind.__name__: kind for kind in (dict, ArrayRecord, MetricRecord, ConfigRecord)}
+
+
+def _decode(node: Any, arrays: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    [(kind, value)] = node.items()
+    match kind:
+        case "array":
+            return arrays[value]
+        case "number":
+            return arrays[value][()]
+        case "list":
+            return [_decode(item, arrays) for item in value]
+        case "tuple":
+            return tuple(_decode(item, arrays) for item in value)
+        case "bytes":
+            return bytes.fromhex(value)
+        case "Array":
+            return Array(_decode(value, arrays))
+    return _MAPPINGS[kind]({_decode(k, arrays): _decode(v, arrays) for k, v in value})

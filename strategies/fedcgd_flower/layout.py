@@ -1,4 +1,4 @@
-"""A model's named arrays as one flat float32 vector of what is trained, and back, with as few copies as can be."""
+"""A model's named arrays as one flat float32 vector of what is trained, and back."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -25,61 +25,10 @@ def view(array: Array) -> NDArray[Any]:
     return array.numpy()
 
 
-class Outgoing:
-    """An array of `shape`, not empty, in the memory of the message that will carry it. It is written to, and then `sent`."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic] | np.dtype[Any]) -> None:
-        header, size = _header(shape, np.dtype(dtype)), math.prod(shape) * np.dtype(dtype).itemsize
-        self._file = BytesIO(bytes(len(header) + size))  # zeros that are not in memory yet, and no copy
-        buffer = self._file.getbuffer()
-        buffer[: len(header)] = header
-        self.array: NDArray[Any] = np.frombuffer(buffer, dtype, offset=len(header)).reshape(shape)
-
-    @staticmethod
-    def of(value: NDArray[Any]) -> "Outgoing":
-        """A copy of `value`."""
-        copy = Outgoing(value.shape, value.dtype)
-        copy.array[...] = value
-        return copy
-
-    def sent(self) -> Array:
-        """The array as it is now. Whoever holds on to `array` makes this copy it."""
-        dtype, shape = str(self.array.dtype), self.array.shape
-        del self.array
-        return Array(dtype, shape, _STYPE, self._file.getvalue())
-
-
-def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """What `numpy.save` writes before the numbers."""
-    file = BytesIO()
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, described)
-    return file.getvalue()
-
-
-def array_of(value: NDArray[Any]) -> Array:
-    """`Array(value)`, in one copy instead of three where `value` is contiguous."""
-    if not value.flags.c_contiguous or not value.size:
-        return Array(value)
-    return Outgoing.of(value).sent()
-
-
-def is_float32(array: Array) -> bool:
-    """Whether it is, in its bytes too."""
-    return (array.dtype, array.stype) == ("float32", _STYPE) and view(array).dtype == np.float32
-
-
 Flat = NDArray[np.float32]
-
-BatchNorm = Literal["refuse", "private", "fixed"]
-"""What becomes of BatchNorm's running statistics: an error; trained like a parameter, so clipped and noised; left as they are."""
 
 _PREFIX = 64  # numbers that are compared first: two arrays hardly ever begin alike
 _STATISTICS = ("running_mean", "running_var")
-_VARIANCE = "running_var"
-LEAST_VARIANCE = 0.01
-"""Noise does not bring a running variance below this. A layer divides by its root: what it gives is then at most 10 times what it
-is for the variance 1 that torch begins with. With a variance of 0 it would be 316 times (torch adds 10⁻⁵)."""
 
 
 @dataclass(frozen=True)
@@ -122,35 +71,27 @@ class Layout:
         return Layout(tuple(names), tuple(tuple(shape) for shape in shapes), tuple(dtypes), passthrough)
 
 
-def layout_of(
-    arrays: ArrayRecord, *, trainable: Collection[str] | None = None, batch_norm: BatchNorm = "refuse"
-) -> Layout:
+def layout_of(arrays: ArrayRecord, *, trainable: Collection[str] | None = None) -> Layout:
     """The layout of `arrays`, for example of a state_dict: floating-point arrays are trained, the others passed through.
 
     `trainable` names the arrays that are trained, where not all are (frozen layers, LoRA). Raises ValueError if nothing is
-    trained, if a name is unknown or its array holds no floating-point numbers, or for BatchNorm's statistics unless `batch_norm`
-    says what becomes of them.
+    trained, if a name is unknown or its array holds no floating-point numbers, and for a running statistic of BatchNorm.
     """
     if not arrays:
         raise ValueError("the model has no arrays; pass initial_arrays=ArrayRecord(model.state_dict())")
-    if batch_norm not in ("refuse", "private", "fixed"):
-        raise ValueError(f"batch_norm must be 'refuse', 'private' or 'fixed', got {batch_norm!r}")
     if unknown := sorted(set(trainable or ()) - set(arrays)):
         raise ValueError(f"trainable names {unknown}, and the model's arrays are {list(arrays)}")
     trained: list[str] = []
     passthrough: list[PassthroughArray] = []
     for position, (name, array) in enumerate(arrays.items()):
         floating = np.issubdtype(np.dtype(array.dtype), np.floating)
-        if _is_statistic(name):
-            if batch_norm == "refuse":
-                raise ValueError(
-                    f"{name!r} is a running statistic of BatchNorm, which follows the users' data. Use GroupNorm in the model "
-                    "(as opacus.validators.ModuleValidator.fix does); or say batch_norm='private', to clip and noise it like a "
-                    "parameter; or batch_norm='fixed', to keep the values of initial_arrays (of a pretrained model)"
-                )
-            wanted = batch_norm == "private"
-        else:
-            wanted = floating if trainable is None else name in trainable
+        wanted = floating if trainable is None else name in trainable
+        if wanted and name.rpartition(".")[2] in _STATISTICS:
+            raise ValueError(
+                f"{name!r} is a running statistic of BatchNorm, which follows the users' data. Use GroupNorm in the model (as "
+                "opacus.validators.ModuleValidator.fix does); or leave it out of trainable=, so that the values of "
+                "initial_arrays stay, as of a pretrained model"
+            )
         if wanted and not floating:
             raise ValueError(f"array {name!r} has dtype {array.dtype}; only floating-point arrays can be trained")
         if wanted:
@@ -167,46 +108,12 @@ def layout_of(
     )
 
 
-def _is_statistic(name: str) -> bool:
-    return name.rpartition(".")[2] in _STATISTICS
-
-
-@dataclass(frozen=True)
-class VarianceFloor:
-    """The least values that the next release of one running variance may have, and where it begins in the flat vector."""
-
-    start: int
-    values: Flat
-
-
-def variance_floors(arrays: Mapping[str, Array], layout: Layout) -> tuple[VarianceFloor, ...]:
-    """Of each running variance that is trained: `LEAST_VARIANCE`, or what it is now if that is less, as of a pretrained model."""
-    floors, start = [], 0
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        if name.rpartition(".")[2] == _VARIANCE:
-            now = view(arrays[name]).ravel().astype(np.float32)
-            least = np.where(now > 0, np.minimum(now, LEAST_VARIANCE), LEAST_VARIANCE).astype(np.float32)
-            floors.append(VarianceFloor(start, least))
-        start += math.prod(shape)
-    return tuple(floors)
-
-
-def raise_variances(flat: Flat, floors: Sequence[VarianceFloor]) -> int:
-    """How many running variances of a flat model were below their floor; they are on it then."""
-    raised = 0
-    for floor in floors:
-        part = flat[floor.start : floor.start + len(floor.values)]
-        raised += int(np.count_nonzero(part < floor.values))
-        np.maximum(part, floor.values, out=part)
-    return raised
-
-
-def flatten(arrays: Mapping[str, Array], layout: Layout, out: Flat | None = None) -> Flat:
+def flatten(arrays: Mapping[str, Array], layout: Layout) -> Flat:
     """The trained entries of `arrays` in the order of `layout`, shape (layout.size,), float32. Other arrays are left out.
 
     Raises ValueError if an array is missing, has another shape, or does not hold real numbers.
     """
-    return np.concatenate([np.empty(0, np.float32), *flat_arrays(arrays, layout)], out=out)
+    return np.concatenate([np.empty(0, np.float32), *flat_arrays(arrays, layout)])
 
 
 def flat_arrays(arrays: Mapping[str, Array], layout: Layout) -> list[Flat]:
@@ -253,29 +160,10 @@ def tied_arrays(trained: Sequence[Flat], sent: Flat, layout: Layout) -> tuple[st
     return None
 
 
-def equal_arrays(arrays: Mapping[str, Array], layout: Layout) -> list[tuple[str, str]]:
-    """Pairs of trained arrays that are equal and not all one number: one tensor under two names, or a copy."""
-    first: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-    pairs = []
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        array = arrays[name]
-        other = first.setdefault((array.dtype, shape, array.data), name)
-        if other != name and (flat := view(array).ravel()).size and (flat != flat[0]).any():
-            pairs.append((other, name))
-    return pairs
-
-
-def unflatten(
-    flat: Flat,
-    layout: Layout,
-    *,
-    passthrough: bool = True,
-    same: Mapping[str, Array] | None = None,
-) -> ArrayRecord:
+def unflatten(flat: Flat, layout: Layout, *, passthrough: bool = True) -> ArrayRecord:
     """The named arrays of a flat vector of shape (layout.size,), each with its own shape and dtype.
 
-    With `passthrough`, the whole model, in its own order. A running variance is at least 0, whatever the noise made of it.
-    `same` are the arrays that `flat` was made of: those that a copy would equal are taken as they are. `array` makes the others.
+    With `passthrough`, the whole model, in its own order.
     """
     if flat.shape != (layout.size,):
         raise ValueError(f"a flat model of this layout has shape ({layout.size},), got {flat.shape}")
@@ -283,19 +171,11 @@ def unflatten(
     start = 0
     for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True):
         stop = start + math.prod(shape)
-        value = flat[start:stop].reshape(shape)
+        arrays.append((name, Array(flat[start:stop].reshape(shape).astype(dtype, copy=False))))
         start = stop
-        if same is not None and is_float32(same[name]) and dtype == "float32" and not _is_statistic(name):
-            arrays.append((name, copy(same[name])))  # the bytes are the same ones
-            continue
-        if name.rpartition(".")[2] == _VARIANCE:
-            value = np.maximum(value, 0)
-        arrays.append((name, array_of(value.astype(dtype, copy=False))))
     for part in layout.passthrough if passthrough else ():
         arrays.insert(part.position, (part.name, copy(part.array)))
-    record = ArrayRecord()
-    record.update(arrays)  # given to the constructor, each would have to make its bytes
-    return record
+    return ArrayRecord(dict(arrays))
 
 
 def cast_as_trained(model: Flat, trained: Sequence[Flat], layout: Layout) -> Flat:

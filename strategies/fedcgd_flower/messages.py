@@ -6,19 +6,22 @@ carries the sum of those users' clipped updates; what the server takes of it is 
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.user_ids import user_ids
-from fedcgd_flower.flower_private import log_failure
-from fedcgd_flower.layout import Flat, Layout, Outgoing, PassthroughArray, array_of, view
+from fedcgd_flower.flower_private import log_error, log_failure
+from fedcgd_flower.layout import Flat, Layout, PassthroughArray, view
 from fedcgd_flower.problems import LOCAL_FAILURE
 from fedcgd_flower.update import Clipping, Steps
+
+if TYPE_CHECKING:
+    from fedcgd.keepers import Keepers
 
 MODEL = "model"
 UPDATE = "update"
@@ -70,12 +73,12 @@ class TrainTask:
         return [replace(self, node=node_id, users=tuple(users)) for node_id, users in sorted(hosted.items())]
 
 
-def model_records(model: Flat | Outgoing, layout: Layout) -> dict[str, ArrayRecord]:
+def model_records(model: Flat, layout: Layout) -> dict[str, ArrayRecord]:
     """The part of a request that all nodes share, in memory too: the flat model, and what it carries along."""
-    records = {MODEL: ArrayRecord({FLAT: model.sent() if isinstance(model, Outgoing) else array_of(model)})}
+    records = {MODEL: ArrayRecord({FLAT: Array(model)})}
     if layout.passthrough:  # as one array: the number of arrays is what a deployed round costs
         parts = [np.ascontiguousarray(view(part.array)).reshape(-1).view(np.uint8) for part in layout.passthrough]
-        records[CARRIED] = ArrayRecord({FLAT: array_of(np.concatenate(parts))})
+        records[CARRIED] = ArrayRecord({FLAT: Array(np.concatenate(parts))})
     return records
 
 
@@ -165,21 +168,22 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
     return view(content.array_records[MODEL][FLAT]), content.config_records[CONFIG], task
 
 
-def train_reply(
-    request: Message, task: TrainTask, update: Steps | Outgoing, answered: int, checksum: int | None = None
-) -> Message:
-    """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps.
-
-    `checksum` is what these integers add up to, where that is known.
-    """
-    outgoing = update if isinstance(update, Outgoing) else Outgoing.of(update.astype(task.dtype, copy=False))
-    # It tells of changes by mistake; it keeps nobody from changing both.
-    if checksum is None:
-        checksum = int(outgoing.array.sum(dtype=np.int64))
-    checksum = modulo(checksum)
+def train_reply(request: Message, task: TrainTask, update: Steps, answered: int) -> Message:
+    """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps."""
+    sent = update.astype(task.dtype, copy=False)
+    # The checksum tells of changes by mistake; it keeps nobody from changing both.
+    checksum = modulo(int(sent.sum(dtype=np.int64)))
     description = ConfigRecord({"round": task.round, "attempt": task.attempt, "answered": answered, CHECKSUM: checksum})
-    content = RecordDict({UPDATE: ArrayRecord({FLAT: outgoing.sent()}), TASK: description})
+    content = RecordDict({UPDATE: ArrayRecord({FLAT: Array(sent)}), TASK: description})
     return Message(content, reply_to=request)
+
+
+class NoUpdateError(RuntimeError):
+    """Why a node gives no update: one of the few texts that it says of itself, and more for its own log."""
+
+    def __init__(self, reason: str, words: str) -> None:
+        super().__init__(words)
+        self.reason = reason
 
 
 def failed_reply(request: Message, error: Exception) -> Message:
@@ -187,6 +191,9 @@ def failed_reply(request: Message, error: Exception) -> Message:
 
     Flower itself would send the text. Where it happened goes to the node's own log.
     """
+    if isinstance(error, NoUpdateError):
+        log_error(f"no update is sent: {error}")
+        return Message(Error(code=0, reason=error.reason), reply_to=request)
     log_failure("local training", error)
     # Flower's code for a ClientApp that raised.
     return Message(Error(code=2, reason=LOCAL_FAILURE), reply_to=request)
@@ -248,3 +255,67 @@ def bounds_of(message: Message) -> dict[str, float]:
 def is_private_evaluation(message: Message) -> bool:
     """Whether `message` was made by `evaluate_message`."""
     return TASK in message.content.config_records and _NAMES in message.content.config_records[TASK]
+
+
+# How a node answers: in the clear, or under masks that only keepers open. Their part is loaded only where there are keepers.
+
+KEEPERS = "fedcgd-keepers"
+"""The record that says which agreement and which keepers a round has; on a question to a keeper, also what is asked."""
+
+
+def has_keepers(message: Message) -> bool:
+    """Whether a request says that the round has keepers, or is a question to one."""
+    return KEEPERS in message.content.config_records
+
+
+def question_of(message: Message) -> str | None:
+    """What a keeper is asked: "who", "check" or "open"; None if the message is no question to a keeper."""
+    asked = message.content.config_records[KEEPERS].get("question") if has_keepers(message) else None
+    return asked if isinstance(asked, str) else None
+
+
+def keeper_reply(message: Message, context: Context, keepers: "Keepers | None") -> Message | None:
+    """The reply to a question to a keeper; None if `message` is none."""
+    if question_of(message) is None:
+        return None
+    from fedcgd_flower.keepers import answer_question
+
+    return answer_question(message, context, keepers)
+
+
+def check_masked(message: Message, keepers: "Keepers | None") -> None:
+    """Raise ValueError unless the server and this node both mean the same keepers, or both none.
+
+    A node that was given keepers sends nothing that the server alone could read, whatever it is asked.
+    """
+    if keepers is None and has_keepers(message):
+        raise ValueError(
+            "this run has keepers, and this node was given none: host_users(…, keepers=Keepers.from_file(…)), or "
+            "ClippedUpdateMod(keepers=…)"
+        )
+    if keepers is not None and not has_keepers(message):
+        raise ValueError(
+            "this node was given keepers, and the server asks for what it could read alone: CorrelatedNoise(…, keepers=…)"
+        )
+
+
+def sum_reply(
+    message: Message,
+    context: Context,
+    task: TrainTask,
+    keepers: "Keepers | None",
+    users: Collection[str],
+    summed: Callable[[], tuple[Steps, int]],
+) -> Message:
+    """The reply to a request: the sum that `summed` makes for `users` of the node, and how many of them are in it.
+
+    With `keepers` the sum is masked, and how many are in it stays on the node.
+    """
+    if keepers is not None:
+        from fedcgd_flower.keepers import masked_answer
+
+        return masked_answer(message, context, task, keepers, users, lambda: summed()[0])
+    try:
+        return train_reply(message, task, *summed())
+    except Exception as error:
+        return failed_reply(message, error)

@@ -5,16 +5,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
-from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages, problems
-from fedcgd_flower.flower_private import is_client_fn, is_privacy_mod, log_error, log_warning, mods_after
-from fedcgd_flower.layout import Flat, Outgoing, cast_as_trained, flat_arrays, tied_arrays, unflatten
-from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of, is_private_evaluation
-from fedcgd_flower.node_replies import check_masked, keeper_reply, sum_reply
+from fedcgd_flower.flower_private import is_client_fn, is_privacy_mod, log_warning, mods_after
+from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
+from fedcgd_flower.messages import (
+    NoUpdateError,
+    TrainTask,
+    answer,
+    answers_task,
+    bounds_of,
+    check_masked,
+    is_private_evaluation,
+    keeper_reply,
+    sum_reply,
+)
 from fedcgd_flower.problems import PROBLEMS, Problem
-from fedcgd_flower.update import Steps, write_clipped_update
+from fedcgd_flower.update import Steps, clipped_update
 from fedcgd_flower.users import configured_user, is_users_query, problem_reply, users_reply
 
 if TYPE_CHECKING:
@@ -67,7 +75,7 @@ class ClippedUpdateMod:
         kind = message.metadata.message_type.partition(".")[0]
         if kind == MessageType.EVALUATE and (self.keepers is not None or is_private_evaluation(message)):
             check_masked(message, self.keepers)
-            return _evaluate(message, context, call_next, self.keepers, self.user(context) or _THIS)
+            return _evaluate(message, context, call_next, self.keepers, self._user(context))
         if kind != MessageType.TRAIN:
             check_masked(message, self.keepers)
             return call_next(message, context)
@@ -81,71 +89,45 @@ class ClippedUpdateMod:
         if problem is not None:
             raise ValueError(f"this node cannot take part: {PROBLEMS[problem]}")
         check_masked(message, self.keepers)
-        if self.keepers is not None:
-            return _train_masked(message, context, call_next, self.keepers, self.user(context) or _THIS)
-        return _train(message, context, call_next)
+        return _train(message, context, call_next, self.keepers, self._user(context))
+
+    def _user(self, context: Context) -> str:
+        """Under which name the node counts its user's participations, where there are keepers."""
+        return (None if self.keepers is None else self.user(context)) or _THIS
 
 
 clipped_update_mod = ClippedUpdateMod()
 """`ClippedUpdateMod` for a node whose configuration names its user."""
 
 
-def _train(message: Message, context: Context, call_next: CallNext) -> Message:
-    model, config, task = messages.read_train_message(message)
-    _show_model(message, model, config, task)
-    try:
-        reply = call_next(message, context)
-        if reply.has_error():
-            return Message(Error(code=reply.error.code, reason=problems.LOCAL_FAILURE), reply_to=message)
-    except Exception as error:
-        return messages.failed_reply(message, error)
-    outgoing = Outgoing((task.size,), task.dtype)
-    try:
-        checksum = _write_update(reply, model, task, outgoing.array)
-    except _NoUpdateError as error:
-        return Message(Error(code=0, reason=str(error)), reply_to=message)
-    return messages.train_reply(message, task, outgoing, 1, checksum)
-
-
-def _train_masked(message: Message, context: Context, call_next: CallNext, keepers: "Keepers", user: str) -> Message:
+def _train(message: Message, context: Context, call_next: CallNext, keepers: "Keepers | None", user: str) -> Message:
     model, config, task = messages.read_train_message(message)
     _check_single_user(task)
 
-    def update() -> tuple[Integers, int]:
+    def update() -> tuple[Steps, int]:
         # Only now: it takes from the message what the server says of the keepers.
-        reply = _app_reply(message, context, call_next, model, config, task)
-        steps = np.empty(task.size, np.int64)
-        _write_update(reply, model, task, steps)
-        return steps, 1
+        return _clipped(_app_reply(message, context, call_next, model, config, task), model, task), 1
 
-    # Its one user's turns are counted under its own name, and not under what the server calls it.
+    # Its one user's participations are counted under its own name, and not under what the server calls it.
     return sum_reply(message, context, task, keepers, [user], update)
 
 
-class _NoUpdateError(RuntimeError):
-    """Why a reply gives no update: one of the few texts that a node says of itself."""
-
-
-def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> int:
-    """Write the clipped update of the train function's `reply` to `out`, shape (task.size,); the result is the sum of its steps.
-
-    Raises _NoUpdateError if it has none. Why, in words that may name arrays, goes to the node's own log.
-    """
+def _clipped(reply: Message, model: Flat, task: TrainTask) -> Steps:
+    """The clipped update of the train function's `reply`, in steps, shape (task.size,). Raises NoUpdateError if it has none."""
     if lost := list(reply.content.config_records):
         log_warning(f"the train function also replied the records {lost}; nothing but the clipped update is sent")
     try:
-        new = flat_arrays(_replied_model(reply), task.layout)
+        trained = flat_arrays(_replied_model(reply), task.layout)
     except ValueError as error:
-        log_error(f"the train function did not reply the model that it was sent: {error}")
-        raise _NoUpdateError(problems.ANOTHER_MODEL) from None
-    if tied := tied_arrays(new, model, task.layout):
-        log_error(f"no update is sent: the arrays {list(tied)} are one tensor of the model; {problems.TIED_WORDS}")
-        raise _NoUpdateError(problems.TIED)
-    checksum = write_clipped_update(out, new, cast_as_trained(model, new, task.layout), task.clipping)
-    if checksum is None:
-        log_error(f"no update is sent: {problems.NOT_FINITE_WORDS}")
-        raise _NoUpdateError(problems.NOT_FINITE)
-    return checksum
+        words = f"the train function did not reply the model that it was sent: {error}"
+        raise NoUpdateError(problems.ANOTHER_MODEL, words) from None
+    if tied := tied_arrays(trained, model, task.layout):
+        words = f"the arrays {list(tied)} are one tensor of the model; {problems.TIED_WORDS}"
+        raise NoUpdateError(problems.TIED, words)
+    steps = clipped_update(np.concatenate(trained), cast_as_trained(model, trained, task.layout), task.clipping)
+    if steps is None:
+        raise NoUpdateError(problems.NOT_FINITE, problems.NOT_FINITE_WORDS)
+    return steps
 
 
 def _replied_model(reply: Message) -> ArrayRecord:
@@ -161,7 +143,7 @@ def _evaluate(message: Message, context: Context, call_next: CallNext, keepers: 
     bounds = bounds_of(message)
     _check_single_user(task)
 
-    def measure() -> tuple[Integers, int]:
+    def measure() -> tuple[Steps, int]:
         reply = _app_reply(message, context, call_next, model, config, task)
         metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
         return answer(metrics, bounds, task.clipping.grid), 1
@@ -173,19 +155,13 @@ def _app_reply(
     message: Message, context: Context, call_next: CallNext, model: Flat, config: ConfigRecord, task: TrainTask
 ) -> Message:
     """The reply of the app's own function. Raises RuntimeError if that is an error."""
-    _show_model(message, model, config, task)
+    arrays_key, config_key = task.record_keys
+    further = messages.further_records(message)
+    message.content = RecordDict({arrays_key: unflatten(model, task.layout), config_key: config, **further})
     reply = call_next(message, context)
     if reply.has_error():
         raise RuntimeError(problems.LOCAL_FAILURE)
     return reply
-
-
-def _show_model(message: Message, model: Flat, config: ConfigRecord, task: TrainTask) -> None:
-    """Give `message` the content that the app's own function expects. Raises ValueError if it is not for one user."""
-    _check_single_user(task)
-    arrays_key, config_key = task.record_keys
-    further = messages.further_records(message)
-    message.content = RecordDict({arrays_key: unflatten(model, task.layout), config_key: config, **further})
 
 
 def _check_single_user(task: TrainTask) -> None:

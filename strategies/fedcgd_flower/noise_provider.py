@@ -1,9 +1,9 @@
-"""Who makes the noise of a run's sums: this server, or other parties. The rounds know both by this protocol alone."""
+"""Who makes the noise of a run's sums: this server, or other parties. The rounds know both by these two classes alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -48,119 +48,67 @@ class Terms:
     records: Mapping[str, ConfigRecord] = field(default_factory=dict)
 
 
-class NoiseProvider(Protocol):
-    """The noise of one kind of a run's sums: terms before nodes are asked, the sum of their replies, and its noise, once."""
+class ServerNoise:
+    """The noise of one kind of a run's sums. Here it is this server's, which sees sums; other parties override all of it."""
 
-    least_nodes: int
+    least_nodes = 1
     """The fewest nodes whose sum gets noise."""
+    gives_up = ""
+    """Why no further round is tried; "" while there is no reason."""
+    advice = ""
+    """What can be done about that."""
 
-    @property
-    def gives_up(self) -> str:
-        """Why no further round is tried; "" while there is no reason."""
-
-    @property
-    def advice(self) -> str:
-        """What can be done about that."""
-
-    def held_back(self) -> Iterator[set[str]]:
-        """The names of nodes not to ask in the next round: the best choice first."""
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
 
     def terms(self, grid: Grid, parameters: int) -> Any:
         """The `Terms` of the next round, for a model of so many parameters; or the reason, a text, if it cannot be tried."""
+        return Terms(lattice=lattice_of(self._sums.plan, self._sums.size(parameters)))
 
     def sum_of(self, replies: Replies, terms: Any, size: int) -> tuple[Any, Results]:
         """The sum of so many coordinates, as `add_noise` takes it, and what became of each reply."""
+        return sum_of_replies(replies, size)
 
     def add_noise(self, total: Any, releases: ReleaseProtocol, attempt: int, terms: Any, grid: Grid) -> Integers:
         """The sum with its noise, in steps of the lattice. Raises NoiseUnavailableError."""
+        releases.add_noise(total, attempt, terms.lattice)
+        return cast(Integers, total)
 
-    def of_evaluations(self, sums: Sums, ledger: Ledger) -> "NoiseProvider":
+    def of_evaluations(self, sums: Sums, ledger: Ledger) -> "ServerNoise":
         """That of the run's evaluations, which this ledger records."""
+        return ServerNoise(sums)
 
     def close(self) -> None:
         """Close what is open."""
 
 
-class NoiseParties(Protocol):
-    """Who makes the noise of a run, before it has a ledger."""
+class NoiseParties:
+    """Who makes the noise of a run, before it has a ledger: this server, unless other parties override all of it."""
 
-    louder: float
+    louder = 1.0
     """The standard deviation of the noise, in units of the plan's."""
 
-    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey, forward_client_metrics: bool) -> None:
-        """Raise TypeError or ValueError unless they can make the noise of such a run."""
+    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey) -> None:
+        """Raise ValueError unless they can make the noise of such a run."""
 
     def to_description(self) -> dict[str, Any]:
         """What a ledger's configuration says of them."""
-
-    def log(self, plan: Plan, evaluations: Plan | None) -> None:
-        """Log who they are and what that means for ε."""
-
-    def provider(
-        self, training: Sums, evaluation: Sums | None, ledger: Ledger, path: Path | None, patience: float
-    ) -> NoiseProvider:
-        """The noise of the run's training, recorded in `ledger` at `path`; other parties are waited for `patience` seconds."""
-
-
-class ServerNoise:
-    """This server's noise: it sees sums, and adds noise of its own key before anything leaves it."""
-
-    least_nodes, gives_up, advice = 1, "", ""
-
-    def __init__(self, sums: Sums) -> None:
-        self._sums = sums
-
-    def held_back(self) -> Iterator[set[str]]:
-        """Nobody."""
-        yield set()
-
-    def terms(self, grid: Grid, parameters: int) -> Terms:
-        """The lattice alone."""
-        return Terms(lattice=lattice_of(self._sums.plan, self._sums.size(parameters)))
-
-    def sum_of(self, replies: Replies, terms: Terms, size: int) -> tuple[Integers, Results]:
-        """The sum in the clear."""
-        return sum_of_replies(replies, size)
-
-    def add_noise(self, total: Integers, releases: ReleaseProtocol, attempt: int, terms: Terms, grid: Grid) -> Integers:
-        """`total`, in which the noise is added."""
-        releases.add_noise(total, attempt, terms.lattice)
-        return total
-
-    def of_evaluations(self, sums: Sums, ledger: Ledger) -> "ServerNoise":
-        """As this one."""
-        return ServerNoise(sums)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class ThisServer:
-    """The noise is this server's."""
-
-    louder, keepers = 1.0, None
-
-    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey, forward_client_metrics: bool) -> None:
-        """It can make any."""
-
-    def to_description(self) -> dict[str, Any]:
-        """Nothing."""
         return {}
 
     def log(self, plan: Plan, evaluations: Plan | None) -> None:
-        """Nothing: the guarantee says it."""
+        """Log who they are and what that means for ε, where the guarantee does not say it."""
 
     def provider(
         self, training: Sums, evaluation: Sums | None, ledger: Ledger, path: Path | None, patience: float
-    ) -> NoiseProvider:
-        """This server's noise."""
+    ) -> ServerNoise:
+        """The noise of the run's training, recorded in `ledger` at `path`; other parties are waited for `patience` seconds."""
         return ServerNoise(training)
 
 
 def noise_parties(keepers: "Keepers | None") -> NoiseParties:
     """Keepers, or this server where there are none. Raises TypeError for anything else."""
     if keepers is None:
-        return ThisServer()
+        return NoiseParties()
     from fedcgd_flower.keepers import KeeperParties
 
     return KeeperParties(keepers)

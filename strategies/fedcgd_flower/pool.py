@@ -37,8 +37,7 @@ from fedcgd.support.numbers import plural
 from fedcgd_flower import messages
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
-from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of
-from fedcgd_flower.node_replies import check_masked, keeper_reply, sum_reply
+from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of, check_masked, keeper_reply, sum_reply
 from fedcgd_flower.problems import NOT_FINITE_WORDS, TIED_WORDS
 from fedcgd_flower.update import Clipping, Steps, clipped_update
 from fedcgd_flower.users import is_users_query, users_reply

@@ -3,23 +3,21 @@
 Whatever does not look exactly like what was asked for is dropped, with a cause.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from fedcgd.clipping import clip
-from fedcgd.native.vector_kernels import CHUNK, LANES, Lanes, aligned, kernels_for, sum_of_lanes
+from fedcgd.native.vector_kernels import CHUNK, LANES, aligned, kernels_for, sum_of_lanes
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages
 from fedcgd_flower.layout import view
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.problems import RejectionReason, rejection_reason
 from fedcgd_flower.update import Clipping, Steps
-
-_AT_ONCE = 2**30
-"""Bytes of replies that are added in one pass over the sum: a pass costs as much as reading four replies of its size."""
 
 
 def sum_of_replies(
@@ -30,89 +28,56 @@ def sum_of_replies(
     The sum of several users comes as integers, because the node has to round each user's update. A single user's update may also
     come as floats, clipped or not: it is clipped and rounded here.
     Guarantee: whatever a reply holds, this returns, and adds at most norm (users asked) · task.clipping.norm for it.
-    Replies are taken as they come, and gone when they are added: those of `_AT_ONCE` bytes together, and a larger one by itself.
+    Replies are added as they come. A reply is read once: its norm and checksum are found while it is added, and one that turns
+    out to be wrong is subtracted again, which for integers is exact.
     """
     total: Integers = np.zeros(size, np.int64)
     results: list[int | RejectionReason] = []
-    together: list[_UnverifiedUpdate | RejectionReason] = []
-    held = 0
     for reply, task in replies:
-        part = _received(reply, task)
-        del reply
-        together.append(part)
-        if isinstance(part, _UnverifiedUpdate):
-            held += part.update.nbytes
-        del part
-        if held >= _AT_ONCE:
-            results += _added(together, total)
-            together, held = [], 0
-    return total, results + _added(together, total)
-
-
-def _added(received: Sequence["_UnverifiedUpdate | RejectionReason"], total: Integers) -> list[int | RejectionReason]:
-    """How many users are in each, or why it was dropped; those that are right are in `total` then.
-
-    All are added stretch by stretch, with their norms and checksums in the same pass, so that each is read once and the
-    sum goes through memory once. One that turns out to be wrong is subtracted again, which for integers is exact.
-    """
-    lanes = np.empty(LANES)
-    unverified_updates = [part for part in received if isinstance(part, _UnverifiedUpdate)]
-    for start in range(0, len(total), CHUNK):
-        for unverified in unverified_updates:
-            unverified.add_to(total, start, lanes)
-    results: list[int | RejectionReason] = []
-    for part in received:
-        if not isinstance(part, _UnverifiedUpdate):
-            results.append(part)
-        elif part.is_changed():
-            total -= part.update
+        received = _received(reply, task)
+        if not isinstance(received, _Update):
+            results.append(received)
+            continue
+        steps, clipping, users = received.steps, task.clipping, len(task.users)
+        added, squares = _add(steps, total, task.layout.size)
+        if received.checksum is not None and received.checksum != messages.modulo(added):
+            total -= steps
             results.append("altered reply")
-        else:
-            if not part.is_within():
-                total -= part.update
-                task = part.task
-                total += task.clipping.bounded(part.update, task.layout.size, len(task.users))
-            results.append(part.answered)
-    return results
+            continue
+        if not clipping.is_short(squares, steps[task.layout.size :], users):
+            total -= steps
+            total += clipping.bounded(steps, task.layout.size, users)
+        results.append(received.answered)
+    return total, results
 
 
-class _UnverifiedUpdate:
-    """A well-formed reply, whose numbers nobody has checked yet; and what is found out about them while they are added."""
-
-    def __init__(self, update: Steps, task: TrainTask, answered: int, checksum: object) -> None:
-        self.update, self.task, self.answered = aligned(update), task, answered
-        self._claimed = checksum  # what the node says that the numbers add up to; None if it says nothing
-        self._sum, self._squares = 0, 0.0
-        self._kernels = kernels_for(len(update))
-
-    def add_to(self, total: Integers, start: int, lanes: Lanes) -> None:
-        """Add the stretch of the update that begins at `start` to `total`."""
-        end = min(start + CHUNK, len(self.update))
-        model = max(start, min(end, self.task.layout.size))  # after these, what is counted: no part of the norm
-        if model > start:
-            self._sum += self._kernels.add(self.update[start:model], total[start:model], lanes)
-            self._squares += sum_of_lanes(lanes)
-        if end > model:
-            self._sum += self._kernels.add(self.update[model:end], total[model:end], lanes)
-
-    def is_changed(self) -> bool:
-        """Whether the numbers are not those whose sum, modulo 2⁶⁴, the node sent along."""
-        return self._claimed is not None and self._claimed != messages.modulo(self._sum)
-
-    def is_within(self) -> bool:
-        """True only if the update's norm is at most users·clip_norm, and always if it is at most (1 − `ROUNDING`) times that; and
-        only if what is counted is within its bounds.
-        """
-        counted = self.update[self.task.layout.size :]
-        return self.task.clipping.is_short(self._squares, counted, len(self.task.users))
+def _add(steps: Steps, total: Integers, parameters: int) -> tuple[int, float]:
+    """Add to `total`; (the sum of the entries, the squared norm of the first `parameters`: what is counted is no part of it)."""
+    kernels, lanes, added, squares = kernels_for(len(steps)), np.empty(LANES), 0, 0.0
+    for start in range(0, parameters, CHUNK):
+        part = slice(start, min(start + CHUNK, parameters))
+        added += kernels.add(steps[part], total[part], lanes)
+        squares += sum_of_lanes(lanes)
+    total[parameters:] += steps[parameters:]
+    return added + int(steps[parameters:].sum(dtype=np.int64)), squares
 
 
-def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | RejectionReason:
+@dataclass(frozen=True)
+class _Update:
+    """A well-formed reply, whose numbers nobody has checked yet."""
+
+    steps: Steps
+    answered: int
+    checksum: object = None
+    """What the node says that the numbers add up to; None if it says nothing."""
+
+
+def _received(reply: Message | None, task: TrainTask) -> _Update | RejectionReason:
     if reply is None:
         return "no answer"
     if reply.has_error():
         return rejection_reason(reply.error)
-    content = reply.content  # `content.array_records` would keep the update in memory until garbage is collected
+    content = reply.content
     description, arrays = content.get(messages.TASK), content.get(messages.UPDATE)
     if not isinstance(description, ConfigRecord):
         return "without fedcgd's mod"
@@ -138,9 +103,9 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
             return "not finite"
         if messages.CHECKSUM in description:
             return "altered reply"  # it left fedcgd's code as integers
-        return _UnverifiedUpdate(_clipped_and_rounded(value.astype(np.float64), task.clipping), task, answered, None)
+        return _Update(_clipped_and_rounded(value.astype(np.float64), task.clipping), answered)
     if value.dtype == task.dtype and len(value) == task.size:
-        return _UnverifiedUpdate(np.ascontiguousarray(value), task, answered, description.get(messages.CHECKSUM))
+        return _Update(aligned(value), answered, description.get(messages.CHECKSUM))
     return "wrong type"
 
 

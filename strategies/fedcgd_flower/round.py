@@ -5,41 +5,32 @@ noise is drawn, and the release before anybody sees it. If a step fails, the rou
 the inner strategy gets back the state that it had at the last release.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 
-from fedcgd.ledger import Ledger, Run
+from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
+from fedcgd.ledger import Admission, Ledger, Run
 from fedcgd.native.vector_kernels import aligned, kernels_for
 from fedcgd.noise.quantisation import Integers
+from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol
 from fedcgd.support.numbers import plural
 from fedcgd_flower.adaptive_clipping import adaptive_round, next_norm, share_within
 from fedcgd_flower.cohort import CohortSelector
 from fedcgd_flower.flower_private import log_warning
-from fedcgd_flower.inner import InnerRequest, inner_request, inner_step
-from fedcgd_flower.inner_state import EditedConfig, InnerState
-from fedcgd_flower.layout import (
-    LEAST_VARIANCE,
-    Layout,
-    Outgoing,
-    VarianceFloor,
-    flat_arrays,
-    flatten,
-    layout_of,
-    raise_variances,
-    unflatten,
-    variance_floors,
-)
+from fedcgd_flower.inner import EditedConfig, InnerRequest, inner_request, inner_step, restore_state, saved_state
+from fedcgd_flower.inner import settings as inner_settings
+from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import TrainTask, model_records, train_message
-from fedcgd_flower.noise_provider import NoiseProvider, NoiseUnavailableError, Results
+from fedcgd_flower.noise_provider import NoiseUnavailableError, Results
 from fedcgd_flower.problems import HINTS, RejectionReason
-from fedcgd_flower.reporting import RoundReport, guarantee_metrics
 from fedcgd_flower.settings import RunSettings
 from fedcgd_flower.update import Clipping
 from fedcgd_flower.users import UserDirectory
@@ -51,8 +42,8 @@ class PendingRound:
 
     task: TrainTask
     """What all nodes are asked together."""
-    model: tuple[Array, ...]
-    """What is trained, before the round: as it was given, so that the messages may go when they are sent."""
+    model: Flat
+    """What is trained, before the round."""
     requests: tuple[tuple[Metadata, TrainTask], ...]
     """Of each message, and what it asks for."""
     config: EditedConfig
@@ -61,8 +52,50 @@ class PendingRound:
     """Where its nodes are."""
     terms: Any
     """Of who makes the noise (`NoiseProvider.terms`)."""
-    floors: tuple[VarianceFloor, ...]
-    """Below which noise brings no running variance of BatchNorm."""
+
+
+def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
+    """The metrics of a release: ε of the whole plan, and of the rounds `released` until then."""
+    epsilon, planned = plan.quick_guarantee(released=released).epsilon, plan.guarantee().epsilon
+    return MetricRecord({"epsilon": epsilon, "epsilon-planned": planned, "delta": plan.delta, "releases": released})
+
+
+@dataclass
+class RoundReport:
+    """What happened to one try of a round."""
+
+    round: int
+    rounds: int
+    asked: int = 0
+    nodes: int = 0
+    answered: int = 0
+    lost: Counter[RejectionReason] = field(default_factory=Counter)
+    """Users who were asked and are not in the sum, by cause."""
+    failure: str = ""
+    """Why the round was not released; empty if it was."""
+    notes: list[str] = field(default_factory=list)
+    """What else happened: ε, how the clip norm moved, variances that were raised, what was measured."""
+
+    def add_epsilon(self, epsilon: float, delta: float) -> None:
+        """The round is released, at this ε so far: before the other notes."""
+        text = NO_NOISE if math.isinf(epsilon) else f"ε ≤ {rounded_up(epsilon, 4)} so far at δ = {delta:g}"
+        self.notes[:0] = [text, "nobody answered: what is released is noise alone"] if self.noise_alone else [text]
+
+    @property
+    def noise_alone(self) -> bool:
+        """Whether a release has spent ε and learned nothing, because everybody who was asked failed."""
+        return bool(self.asked) and not self.answered and not self.failure
+
+    def __str__(self) -> str:
+        parts = []
+        if self.asked or not self.failure:
+            causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(self.lost.items()))
+            where = f"{plural(self.asked, 'user', 'users')} asked at {plural(self.nodes, 'node', 'nodes')}"
+            asked = f"{where}, {self.answered} answered"
+            parts.append(f"{asked} ({causes})" if causes else asked)
+        if self.failure:
+            parts.append(f"not released: {self.failure}")
+        return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.notes)
 
 
 class TrainingRounds:
@@ -70,39 +103,34 @@ class TrainingRounds:
 
     Args:
         settings: of the run.
-        selector: draws the cohorts.
-        inner: the state of the inner strategy.
         ledger: open; `close` closes it, and so does what this raises.
-        directory: who can be reached where.
-        dropped: counts the replies that are dropped, by cause, and users that nodes left out.
+        admission: who may take part by the joint budget.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        selector: CohortSelector,
-        inner: InnerState,
-        ledger: Ledger,
-        directory: UserDirectory,
-        dropped: Counter[RejectionReason],
-    ) -> None:
+    def __init__(self, settings: RunSettings, ledger: Ledger, admission: Admission | None) -> None:
         plan = settings.plan
-        self.ledger, self.directory, self.dropped = ledger, directory, dropped
+        self.settings, self.ledger = settings, ledger
+        self.directory = UserDirectory(settings.identity, ledger.bind_users, settings.hosts, settings.registered_only)
+        """Who can be reached where."""
+        self.selector = CohortSelector(settings, admission)
+        self.dropped: Counter[RejectionReason] = Counter()
+        """The replies that are dropped, by cause, and users that nodes left out."""
         self.clip_norm = plan.clip_norm
         """The norm of the next round: the plan's, unless it adapts."""
         self.report = RoundReport(0, plan.participation.rounds)
         """What the last try came to, for the operator's log."""
-        self.settings = settings
+        self.inner_settings = inner_settings(settings.inner)
+        """Those of the inner strategy, as they were when the ledger was opened."""
         self._plan, self._cohort_size = plan, settings.cohort.size
-        self._selector = selector
-        self._inner = inner
+        self._state = b""  # of the inner strategy at the last release, and what it has made of the configuration
+        self._config: EditedConfig | None = None
         self._checked = False
         self._begun = False
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
         try:
-            self.noise: NoiseProvider = settings.noise.provider(
-                settings.training_sums, settings.evaluation_sums, ledger, settings.ledger, settings.patience
+            self.noise = settings.noise.provider(
+                settings.training_sums, settings.evaluation_sums, ledger, settings.path, settings.patience
             )
         except BaseException:
             ledger.close()
@@ -133,7 +161,8 @@ class TrainingRounds:
     def resume(self) -> Run:
         """Where the ledger says that the run stands; from here on these rounds and the inner strategy stand there too."""
         run = self.record.resume()
-        self._inner.resume(run.state, run.round)
+        self._state = run.state or saved_state(self.settings.inner, None)
+        self._put_back()
         metrics = self.ledger.metrics("train")
         last = metrics[max(metrics)] if metrics else {}  # a consumed round has none
         self.clip_norm = last.get("next-clip-norm", self._plan.clip_norm)
@@ -141,22 +170,22 @@ class TrainingRounds:
 
     def layout(self, arrays: ArrayRecord) -> Layout:
         """What of a model is trained."""
-        return layout_of(arrays, trainable=self.settings.trainable, batch_norm=self.settings.batch_norm)
+        return layout_of(arrays, trainable=self.settings.trainable)
 
     def check_inner(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Let the inner strategy configure the next round once, and forget it: what cannot be sent is refused before any work.
 
         Raises ValueError for what `inner_request` refuses, and for another configuration than that of the releases so far.
         """
-        if self._inner.config is not None and (changed := self._inner.config.given_otherwise(config)):
+        if self._config is not None and dict(config) != (before := dict(self._config.given)):
             raise ValueError(
-                f"train_config is not what this run has released with: {changed}. A run goes on with the configuration that it "
-                "began with; with another one it is another run"
+                f"train_config is {dict(config)}, and this run has released with {before}. A run goes on with the configuration "
+                "that it began with; with another one it is another run"
             )
         try:
             request, _ = self._inner_request(arrays, self.layout(arrays), config)
         finally:
-            self._inner.put_back()
+            self._put_back()
         self.directory.message_type = request.message_type
         self._checked = True
 
@@ -164,10 +193,9 @@ class TrainingRounds:
         self, arrays: ArrayRecord, layout: Layout, given: ConfigRecord
     ) -> tuple[InnerRequest, EditedConfig]:
         """What the inner strategy sends in the next round, and what it made of the configuration that was given."""
-        before = self._inner.config
-        edited = ConfigRecord(dict(given)) if before is None else before.for_next_round(given)
+        edited = ConfigRecord(dict(given if self._config is None else self._config.edited))
         trained = ArrayRecord({name: arrays[name] for name in layout.names})
-        request = inner_request(self._inner.inner, self.releases + 1, trained, edited)
+        request = inner_request(self.settings.inner, self.releases + 1, trained, edited)
         return request, EditedConfig(ConfigRecord(dict(given)), edited)
 
     def configure(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
@@ -187,15 +215,14 @@ class TrainingRounds:
         layout = self.layout(arrays)
         if not self._checked:
             self.check_inner(arrays, config)
-        chosen = self._selector.wait_for(round, grid, self.directory, self.ledger, self.noise)
+        chosen = self.selector.wait_for(round, grid, self.directory, self.ledger, self.noise)
         if isinstance(chosen, str):
             return self._skip(chosen, "too few users that may take part were reachable")
         terms = self.noise.terms(grid, layout.size)
         if isinstance(terms, str):
             return self._skip(terms, "too few parties that make the noise were reachable")
-        outgoing = Outgoing((layout.size,), np.float32)
-        flatten(arrays, layout, outgoing.array)
-        records = model_records(outgoing, layout)
+        model = flatten(arrays, layout)
+        records = model_records(model, layout)
         self._begun = True
         request, train_config = self._inner_request(arrays, layout, config)
         clipping = Clipping(clip_norm=self.clip_norm, grid=terms.lattice)
@@ -218,12 +245,11 @@ class TrainingRounds:
             requests.append((message.metadata, asked))
         self._pending = PendingRound(
             task=task,
-            model=tuple(arrays[name] for name in layout.names),
+            model=model,
             requests=tuple(requests),
             config=train_config,
             grid=grid,
             terms=terms,
-            floors=variance_floors(arrays, layout),
         )
         self.report.asked, self.report.nodes = len(chosen), len(requests)
         return messages
@@ -250,10 +276,7 @@ class TrainingRounds:
             metrics = guarantee_metrics(self._plan, released=pending.task.round + 1)
             next_clip_norm = self._next_clip_norm(pending, noised_sum, metrics)
             noised = self._noised_model(pending, noised_sum)
-            pending = self._pending = replace(pending, model=(), requests=())
-            del total, noised_sum  # the inner strategy needs room
-            stepped = inner_step(self._inner.inner, pending.task.round + 1, noised)
-            del noised
+            stepped = inner_step(self.settings.inner, pending.task.round + 1, noised)
             released = self._release(pending, stepped, metrics, next_clip_norm)
         except NoiseUnavailableError as error:
             self.abort_round(f"{'the round is spent' if self.record.is_consumed else 'not opened'}: {error}")
@@ -288,7 +311,7 @@ class TrainingRounds:
                 report.lost[cause] += missing
                 # Which of its users are missing, a node does not say.
                 node_id = None if answered else task.node
-                self._selector.record_dropouts(pending.task.round, task.users, node_id)
+                self.selector.record_dropouts(pending.task.round, task.users, node_id)
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)
@@ -306,35 +329,28 @@ class TrainingRounds:
         return following
 
     def _noised_model(self, pending: PendingRound, total: Integers) -> ArrayRecord:
-        """The model plus the noised mean of the updates whose noised sum is `total`.
-
-        `total` holds nothing of use then: the model is made in its memory.
-        """
-        layout = pending.task.layout
-        noised = total.view(np.float32)[: layout.size]  # what is written lies before what is still to be read
-        step, unit = pending.task.clipping.grid.step, pending.task.clipping.update_scale
-        work, start = kernels_for(len(noised)), 0
-        for part in flat_arrays(dict(zip(layout.names, pending.model, strict=True)), layout):
-            here = slice(start, start + len(part))
-            work.mean(aligned(part), total[here], step, unit, self._cohort_size, noised[here])
-            start = here.stop
+        """The model plus the noised mean of the updates whose noised sum is `total`."""
+        layout, clipping, model = pending.task.layout, pending.task.clipping, aligned(pending.model)
+        noised = np.empty_like(model)
+        mean = kernels_for(len(model)).mean
+        mean(model, total[: layout.size], clipping.grid.step, clipping.update_scale, self._cohort_size, noised)
         return unflatten(noised, layout, passthrough=False)
 
     def _release(
         self, pending: PendingRound, stepped: ArrayRecord, metrics: MetricRecord, next_clip_norm: float
     ) -> ArrayRecord:
         """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
-        released = flatten(stepped, pending.task.layout)
-        # Of what is released already: it costs nothing.
-        if raised := raise_variances(released, pending.floors):
-            variances = plural(raised, "running variance", "running variances")
-            self.report.notes.append(f"{variances} raised to {LEAST_VARIANCE:g}")
-        state = self._inner.save(pending.config)
+        layout = pending.task.layout
+        released = flatten(stepped, layout)
+        state = saved_state(self.settings.inner, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self.record.record(pending.task.attempt, released.data, state, pending.task.layout.to_json(), metrics)
-        self._inner.released(state, pending.config)
-        self.clip_norm = next_clip_norm
-        return unflatten(released, pending.task.layout, same=stepped)
+        self.record.record(pending.task.attempt, released.data, state, layout.to_json(), metrics)
+        self._state, self._config, self.clip_norm = state, pending.config, next_clip_norm
+        return unflatten(released, layout)
+
+    def _put_back(self) -> None:
+        """Set the inner strategy to its state at the last release."""
+        self._config = restore_state(self.settings.inner, self._state)
 
     def abort_round(self, reason: str) -> None:
         """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it.
@@ -346,7 +362,7 @@ class TrainingRounds:
         if not begun:
             return
         self.record.abandon(reason)
-        self._inner.put_back()
+        self._put_back()
 
 
 def _matched(
@@ -365,6 +381,4 @@ def _matched(
             continue
         seen.add(position)
         answered.append(position)
-        matched = [(reply, requests[position][1])]
-        del reply  # what holds it here keeps its memory while the next one is made
-        yield matched.pop()
+        yield reply, requests[position][1]

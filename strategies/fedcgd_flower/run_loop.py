@@ -1,5 +1,6 @@
 """What `CorrelatedNoise.start` does and returns: tries rounds until all are released, and has each release evaluated."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,49 +12,22 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcgd.ledger import client_metrics
+from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms.error import error_norms
+from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
 from fedcgd_flower.evaluator import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
-from fedcgd_flower.grid import receive, send_and_receive
-from fedcgd_flower.inner_state import EditedConfig
-from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
+from fedcgd_flower.grid import receive
+from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation, unsaved
+from fedcgd_flower.inner import settings as inner_settings
+from fedcgd_flower.layout import Layout, flatten, unflatten
 from fedcgd_flower.problems import HINTS, RejectionReason
-from fedcgd_flower.reporting import RoundReport, config_text, drowned, epsilon_text, metrics_text
-from fedcgd_flower.round import TrainingRounds
+from fedcgd_flower.round import RoundReport, TrainingRounds
+from fedcgd_flower.settings import OnRelease, ReleaseEvent, RunSettings
 
-OnRelease = Callable[["ReleaseEvent"], object]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseEvent:
-    """What `on_release` is given after a release: nothing that is not released.
-
-    Metrics have the names that Flower's `Result` has.
-
-    Attributes:
-        release: its number, from 1.
-        planned: the rounds of the plan.
-        arrays: the whole model, as in the result.
-        train_metrics: the ε spent, as `train_metrics_clientapp` of the result has it.
-        evaluate_metrics_serverapp: what `evaluate_fn` measured; None if there is none, or it returned None.
-        evaluate_metrics_clientapp: what users measured: with noise if it is a `PrivateEvaluation`, without if metrics of clients
-            are forwarded; None if this release was not evaluated.
-    """
-
-    release: int
-    planned: int
-    arrays: ArrayRecord
-    train_metrics: MetricRecord
-    evaluate_metrics_serverapp: MetricRecord | None
-    evaluate_metrics_clientapp: MetricRecord | None
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """All numbers of the three records, for `fedcgd.release.to_wandb` and the like."""
-        records = (self.train_metrics, self.evaluate_metrics_serverapp, self.evaluate_metrics_clientapp)
-        return {n: v for record in records for n, v in (record or {}).items() if isinstance(v, int | float)}
 
 
 @dataclass(repr=False)
@@ -145,12 +119,6 @@ class RunLoop:
             self.rounds.check_inner(initial_arrays, self.train_config)
             if loud := drowned(self.rounds.settings, layout.size):
                 log_warning(loud)
-            if pairs := equal_arrays(initial_arrays, layout):
-                one, other = pairs[0]
-                log_warning(
-                    f"the arrays {one} and {other} are equal. If they are one tensor of the model, it would be clipped and "
-                    "noised twice: begin with initial_arrays=arrays_of(model), which has it once. If one is a copy, all is well"
-                )
         if run.model is None:
             return result
         recorded = Layout.from_json(run.layout)
@@ -201,7 +169,6 @@ class RunLoop:
                 released = self._try_round(result)
                 if released:
                     self._evaluate_privately(result)
-                    self._evaluate_on_clients(result)
                     self._evaluate(result)
                     self._call_on_release(result, on_release)
             except BaseException:
@@ -254,21 +221,6 @@ class RunLoop:
         if self.evaluate_fn is not None:
             self._keep("evaluate", result, self.evaluate_fn(self.rounds.releases, result.arrays))
 
-    def _evaluate_on_clients(self, result: RunResult) -> None:
-        """Have clients evaluate the last released model as the inner strategy does, if their metrics are forwarded."""
-        strategy, release, ledger = self.strategy, self.rounds.releases, self.rounds.ledger
-        given, saved = self.evaluate_config, ledger.metrics(client_metrics.CONFIG)
-        config = ConfigRecord(dict(given))
-        if saved:  # what the inner strategy has made of it so far
-            config = EditedConfig.from_description(saved[0]).for_next_round(given)
-        messages = list(strategy.configure_evaluate(release, result.arrays, config, self.grid))
-        if dict(config) != dict(given):
-            ledger.record_metrics(client_metrics.CONFIG, 0, EditedConfig(given, config).to_description())
-        if not messages:
-            return
-        replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
-        self._keep(client_metrics.KIND, result, strategy.aggregate_evaluate(release, replies))
-
     def _evaluate_privately(self, result: RunResult) -> None:
         """Have users evaluate the last released model, if that is due and not done."""
         evaluator, release = self.evaluator, self.rounds.releases
@@ -315,6 +267,138 @@ def _kinds(result: RunResult) -> dict[str, dict[int, MetricRecord]]:
     """Where the metrics that the ledger keeps by kind are in the result."""
     return {
         "train": result.train_metrics_clientapp,
-        client_metrics.KIND: result.evaluate_metrics_clientapp,
         "evaluate": result.evaluate_metrics_serverapp,
     }
+
+
+# What a run promises, in words for the operator: ε, of what, and under which assumptions.
+
+
+def log_guarantee(settings: RunSettings, released: int) -> None:
+    """Log what is promised of a run of which so many rounds are released, and under which assumptions."""
+    plan, cohort, adaptive = settings.plan, settings.cohort, settings.adaptive_clipping
+    if plan.noiseless:
+        log_warning(f"{NO_NOISE}. Clipping is as in the real run; give the plan a noise_multiplier for that")
+    if large := large_delta(plan.delta, max(cohort.expected_users, cohort.size), exposed=1.0):
+        log_warning(large)
+    log(INFO, f"\t├──> fedcgd: {plan.mechanism}, σ = {plan.noise_multiplier:.4g}, clip norm {plan.clip_norm:g}")
+    if adaptive is not None:
+        louder = 1 / math.sqrt(1 - adaptive.indicator_norm(plan.noise_multiplier, cohort.size) ** 2)
+        log(INFO, f"\t│\t├── the clip norm adapts to the {adaptive.quantile:g} quantile: {louder:.4g} times the noise")
+    log(INFO, f"\t│\t├── {plan.participation}; sampling: {plan.participation.sampling}")
+    log(
+        INFO,
+        f"\t│\t├── {plural(cohort.size, 'user', 'users')} a round ({cohort.source}), and the mean is over so many",
+    )
+    log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
+    log(INFO, f"\t│\t├── the ledger: {settings.path.absolute() if settings.path else 'in memory; not kept'}")
+    log(INFO, f"\t│\t├── this run: {epsilon_text(plan, released)}")
+    log(INFO, "\t│\t└── ε so far, below, holds if nobody looks at a released model to decide when the run ends")
+
+
+def drowned(settings: RunSettings, size: int) -> str:
+    """That the noise exceeds what users can add to a model of so many parameters by far, and what helps; "" if it does not.
+
+    The noise in the last model is compared with all rounds' updates together, as if every user pulled in the same direction.
+    """
+    plan, cohort = settings.plan, settings.cohort.size
+    rounds = plan.participation.rounds
+    noise = (
+        error_norms(plan.mechanism, rounds).max_se(plan.noise_multiplier)
+        * settings.noise.louder
+        * math.sqrt(size)
+        / cohort
+    )
+    if noise <= rounds:
+        return ""
+    return (
+        f"the noise exceeds the signal by far: after {plural(rounds, 'round', 'rounds')} it moves the model's {size} parameters "
+        f"by about {noise:.3g} clip norms, and the updates of {plural(cohort, 'user', 'users')} a round by at most {rounds}, if "
+        "all pulled in one direction. Such a model guesses. What helps: more users a round, fewer parameters (trainable=, a "
+        "smaller model), or a larger ε; fedcgd plan says what is possible with the users there are"
+    )
+
+
+def log_inner(settings: RunSettings) -> None:
+    """Log the inner strategy with what of it changes training, and what of it does not apply here."""
+    inner, expected_users = settings.inner, settings.cohort.expected_users
+    rates = ", ".join(f"{name} = {value}" for name, value in inner_settings(inner)["training"].items())
+    log(INFO, f"\t├──> Inner strategy: {type(inner).__name__}({rates})")
+    if held := unsaved(inner):
+        log_info(
+            f"{', '.join(held)} of {type(inner).__name__} cannot be saved with a release: what a round changes in it is lost "
+            "where the run is resumed. Give the strategy state() and restore(state) if that matters"
+        )
+    if not _is_flowers(getattr(inner, "train_metrics_aggr_fn", None)):
+        log_warning("train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
+    if type(inner).start is not Strategy.start:
+        log_warning(f"{type(inner).__name__}.start is not called; on_release is, after each release")
+    if (kind := own_aggregation(inner)) is not None:
+        log_warning(
+            f"{kind}.aggregate_train is its own, and sees a round's noised sum before the round is on record. If the server "
+            "stops there, the round is repeated under other noise: what aggregate_train keeps of it (a model that it saves, "
+            "sends or logs) is not covered by ε. Keep models in on_release, which is called with releases only"
+        )
+    available = getattr(inner, "min_available_nodes", 0)
+    if available > max(expected_users, FLOWERS_DEFAULT):
+        log_warning(
+            f"min_available_nodes = {available} is not waited for, because expected_users = {expected_users} was given"
+        )
+    fraction = getattr(inner, "fraction_evaluate", 1.0)
+    if fraction and settings.evaluation is None:
+        log_info(
+            f"evaluation on clients (fraction_evaluate = {fraction:g}) is left out, because ε does not cover it; "
+            "evaluation=PrivateEvaluation(…) measures with noise, and fraction_evaluate=0 says that none is wanted"
+        )
+
+
+def _is_flowers(function: object) -> bool:
+    """Whether `function` is Flower's own, or None: not one of the app's author."""
+    return function is None or str(getattr(function, "__module__", "")).startswith("flwr.")
+
+
+def epsilon_text(plan: Plan, released: int, spent: int = 0) -> str:
+    """ε of the planned run and, of a part of it, also the smaller one and the condition under which that holds.
+
+    Of the rounds that count as `released`, `spent` gave no model.
+    """
+    whole = plan.guarantee()
+    if released >= plan.participation.rounds or plan.noiseless:
+        return str(whole)
+    if not released:
+        return f"nothing is released; the planned run: {whole}"
+    so_far = plan.quick_guarantee(released=released)
+    return (
+        f"the planned run: {whole}; for the {plural(released, 'round', 'rounds')} released{' or spent' * bool(spent)}, ε ≤ "
+        f"{rounded_up(so_far.epsilon, 4)}, provided that nobody looked at a released model to decide that the run ends here"
+    )
+
+
+def log_other_runs(ledger: Ledger) -> None:
+    """Say that people who were in earlier runs of the key, or of earlier keys of its register, pay for this one too."""
+    others = ledger.other_runs()
+    if not others:
+        return
+    named = [
+        f"{run.ledger} ({plural(run.released, 'round', 'rounds')}{', sealed' * bool(run.sealed)})" for run in others
+    ]
+    more = f", and {len(named) - 5} before" if len(named) > 5 else ""
+    log_warning(
+        f"{plural(len(others), 'earlier run has', 'earlier runs have')} released rounds by the register of this key: "
+        f"{', '.join(named[-5:])}{more}. For everybody in one of them and in this run, ε composes: fedcgd ledger compose "
+        "with their ledgers and this one's says to what, and budget=JointBudget(…, after=[…]) keeps people within one ε"
+    )
+
+
+def metrics_text(where: str, metrics: MetricRecord) -> str:
+    """One part of a line: what was measured, and where."""
+    numbers = (
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
+    )
+    return f"{where}: {', '.join(numbers)}"
+
+
+def config_text(config: ConfigRecord) -> str:
+    """A configuration as Flower logs it, without bytes."""
+    shown = (f"{name}: {'<bytes>' if isinstance(value, bytes) else value}" for name, value in config.items())
+    return ", ".join(shown) or "(empty)"

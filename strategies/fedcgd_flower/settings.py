@@ -1,27 +1,62 @@
 """What one `CorrelatedNoise` was told, checked and with its defaults filled in: the rounds, the loop and the logs read it."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd.ledger import JointBudget
-from fedcgd.ledger.client_metrics import FORWARDED
 from fedcgd.ledger.run_composition import EVALUATION
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.evaluation import PrivateEvaluation
-from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
-from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.noise_provider import NoiseParties, Sums
+from fedcgd_flower.inner import FLOWERS_DEFAULT, check_inner, check_scheduled_rounds, planned_cohort, settings
+from fedcgd_flower.noise_provider import NoiseParties, Sums, noise_parties
 from fedcgd_flower.users import Identity
+
+if TYPE_CHECKING:
+    from fedcgd.keepers import Keepers
 
 EXPECTED_USERS = "expected_users"
 """The argument's name: the number of users to begin with was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseEvent:
+    """What `on_release` is given after a release: nothing that is not released.
+
+    Metrics have the names that Flower's `Result` has.
+
+    Attributes:
+        release: its number, from 1.
+        planned: the rounds of the plan.
+        arrays: the whole model, as in the result.
+        train_metrics: the ε spent, as `train_metrics_clientapp` of the result has it.
+        evaluate_metrics_serverapp: what `evaluate_fn` measured; None if there is none, or it returned None.
+        evaluate_metrics_clientapp: what users measured, with the noise of the `PrivateEvaluation`; None if this release was not
+            evaluated.
+    """
+
+    release: int
+    planned: int
+    arrays: ArrayRecord
+    train_metrics: MetricRecord
+    evaluate_metrics_serverapp: MetricRecord | None
+    evaluate_metrics_clientapp: MetricRecord | None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All numbers of the three records, for `fedcgd.release.to_wandb` and the like."""
+        records = (self.train_metrics, self.evaluate_metrics_serverapp, self.evaluate_metrics_clientapp)
+        return {n: v for record in records for n, v in (record or {}).items() if isinstance(v, int | float)}
+
+
+OnRelease = Callable[[ReleaseEvent], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +116,82 @@ def users_needed(participation: Participation, cohort_size: int) -> int:
     return participation.users_for(cohort_size)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunSettings:
-    """The arguments of `CorrelatedNoise`, by their names there, and who makes the noise."""
+    """What `CorrelatedNoise` was given, by its names there, checked and with its defaults filled in. None of it can change."""
 
     inner: Strategy
     plan: Plan
+    _: KW_ONLY
     key: NoiseKey
-    ledger: Path | None
-    cohort: CohortSettings
-    budget: JointBudget | None
-    identity: Identity
-    hosts: Mapping[str, str] | None
-    trusted_nodes: bool
-    patience: float
-    trainable: Collection[str] | None
-    batch_norm: BatchNorm
-    adaptive_clipping: AdaptiveClipping | None
-    evaluation: PrivateEvaluation | None
-    forward_client_metrics: bool
-    noise: NoiseParties
+    ledger: Path | str | None = None
+    cohort_size: int | None = None
+    budget: JointBudget | None = None
+    identity: Identity = "declared"
+    hosts: Mapping[str, str] | None = None
+    trusted_nodes: bool = False
+    expected_users: int | None = None
+    min_answers: int | None = None
+    patience: float = 600.0
+    trainable: Collection[str] | None = None
+    adaptive_clipping: AdaptiveClipping | None = None
+    evaluation: PrivateEvaluation | None = None
+    on_release: OnRelease | None = None
+    keepers: "Keepers | None" = None
+    cohort: CohortSettings = field(init=False)
+    noise: NoiseParties = field(init=False)
+    """Who makes the noise."""
+
+    def __post_init__(self) -> None:
+        check_inner(self.inner, has_hook=self.on_release is not None)
+        plan, key, hosts, trainable = self.plan, self.key, self.hosts, self.trainable
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
+        check_scheduled_rounds(self.inner, plan.participation.rounds)
+        if not isinstance(key, NoiseKey):  # not shown: it may be a key
+            raise TypeError(f"key must be a NoiseKey, for example NoiseKey.from_file(path); got {type(key).__name__}")
+        if hosts is not None and not isinstance(hosts, Mapping):
+            raise TypeError(f"hosts must say the node of each user, {{user: name}}; got {type(hosts).__name__}")
+        if isinstance(trainable, str):
+            raise TypeError(f"trainable must be the names of arrays, for example [{trainable!r}]; got one text")
+        if not isinstance(self.patience, int | float) or not self.patience >= 0:
+            raise ValueError(f"patience must be a number of seconds, at least 0, got {self.patience!r}")
+        if self.identity not in ("declared", "authenticated"):
+            raise ValueError(f"identity must be 'declared' or 'authenticated', got {self.identity!r}")
+        adaptive, evaluation, hook = self.adaptive_clipping, self.evaluation, self.on_release
+        if adaptive is not None and not isinstance(adaptive, AdaptiveClipping):
+            raise TypeError(f"adaptive_clipping must be an AdaptiveClipping(…) or None, got {adaptive!r}")
+        if hook is not None and not callable(hook):
+            raise TypeError(f"on_release must be a function of one ReleaseEvent, got {hook!r}")
+        cohort = cohort_settings(
+            plan.participation,
+            self.inner,
+            cohort_size=self.cohort_size,
+            expected_users=self.expected_users,
+            min_answers=self.min_answers,
+        )
+        derived = {
+            "ledger": None if self.ledger is None else Path(self.ledger),
+            "cohort": cohort,
+            "cohort_size": cohort.size,
+            "expected_users": cohort.expected_users,
+            "min_answers": cohort.min_answers,
+            "noise": noise_parties(self.keepers),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        _ = self.indicator_norm  # refuses a cohort that is too small for the noise
+        if evaluation is not None:
+            if not isinstance(evaluation, PrivateEvaluation):
+                raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
+            evaluation.check(plan, self.budget)
+        self.noise.check(self.training_sums, self.evaluation_sums, key)
+        settings(self.inner)  # refuses what cannot be compared
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the ledger; None if the record is in memory."""
+        return None if self.ledger is None else Path(self.ledger)
 
     @property
     def evaluation_plan(self) -> Plan | None:
@@ -136,14 +227,13 @@ class RunSettings:
         secret = any(plan.participation.is_secret for plan in plans)
         return secret and not self.trusted_nodes and not self.key.simulated
 
-    def configuration(self, inner: Mapping[str, Any]) -> dict[str, Any]:
-        """What the ledger compares when the run goes on, beside the plan; `inner` are the settings of the inner strategy."""
+    def configuration(self) -> dict[str, Any]:
+        """What the ledger compares when the run goes on, beside the plan."""
         # With another identity, people would get other ids, and turns beyond their k.
-        described: dict[str, Any] = {"cohort_size": self.cohort.size, "identity": self.identity, "inner": inner}
+        described: dict[str, Any] = {"cohort_size": self.cohort.size, "identity": self.identity}
+        described["inner"] = settings(self.inner)
         if self.adaptive_clipping is not None:
             described["adaptive_clipping"] = self.adaptive_clipping.to_description()
         if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
             described[EVALUATION] = self.evaluation.to_description(self.cohort.size)
-        if self.forward_client_metrics:  # so that every statement about the run says so, and no resume switches it on
-            described[FORWARDED] = True
         return described | self.noise.to_description()

@@ -1,61 +1,27 @@
 """The Flower server strategy: user updates are clipped and summed, correlated noise is added, the inner strategy steps."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from operator import attrgetter
-from pathlib import Path
-from typing import Generic, Self, TypeVar, cast
+from collections.abc import Iterable
+from typing import Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.keepers import Keepers
-from fedcgd.ledger import JointBudget, Ledger
+from fedcgd.ledger import Ledger
 from fedcgd.ledger.run import discard_unused
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.plan import Plan
 from fedcgd.support.records import MEMORY
-from fedcgd_flower import inner_state
-from fedcgd_flower.adaptive_clipping import AdaptiveClipping
-from fedcgd_flower.cohort import CohortSelector
-from fedcgd_flower.evaluation import PrivateEvaluation, check_evaluation
 from fedcgd_flower.evaluator import Evaluator
 from fedcgd_flower.flower_private import log_info, log_warning
-from fedcgd_flower.inner import check_inner, check_scheduled_rounds
-from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.noise_provider import noise_parties
+from fedcgd_flower.inner import settings
 from fedcgd_flower.problems import RejectionReason
-from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
 from fedcgd_flower.round import TrainingRounds
-from fedcgd_flower.run_loop import EvaluateFn, OnRelease, RunLoop, RunResult
-from fedcgd_flower.settings import RunSettings, cohort_settings
-from fedcgd_flower.users import Identity, UserDirectory
-
-T = TypeVar("T")
+from fedcgd_flower.run_loop import EvaluateFn, RunLoop, RunResult, log_guarantee, log_inner, log_other_runs
+from fedcgd_flower.settings import RunSettings
 
 
-class _Setting(Generic[T]):
-    """An attribute that stays as it was given: the rounds and the ledger have it as it was at first."""
-
-    def __init__(self, path: str) -> None:
-        self._read = attrgetter(f"_settings.{path}")
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type | None = None) -> T:
-        return cast(T, self._read(instance))
-
-    def __set__(self, instance: object, value: T) -> None:
-        name = self._name
-        raise AttributeError(
-            f"{name} cannot be set to {value!r} any more: give it where the strategy is made, CorrelatedNoise(…, {name}=…)"
-        )
-
-
-class CorrelatedNoise(Strategy):
+class CorrelatedNoise(RunSettings, Strategy):
     """DP-λCGD, or any mechanism, around an inner strategy: it is given model + (Σ clipped updates + ζσ(C⁻¹Z)_t) / cohort.
 
     All rounds of `plan` together are (ε, δ)-DP (adjacency: zero out one user), against anyone who sees every released model.
@@ -64,7 +30,7 @@ class CorrelatedNoise(Strategy):
     several calls of `start`; a run without a ledger file can be started again only there, because its record ends with it.
 
     FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside, and so does a strategy of yours that makes a
-    model of one reply, the noised mean. What it keeps from round to round is saved with each release (see `inner_state`).
+    model of one reply, the noised mean. What it keeps from round to round is saved with each release (see `inner`).
 
     Args:
         inner: the strategy that makes the next model of the noised mean.
@@ -87,14 +53,10 @@ class CorrelatedNoise(Strategy):
             deployment, all but one, and more than half).
         min_answers: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
         patience: seconds to wait for enough users before a round is skipped or, before the first one, the run is refused.
-        trainable: the names of the arrays that are trained, where not all are (frozen layers, LoRA); the others, and counters,
-            are sent to the nodes and come back in the result unchanged.
-        batch_norm: running statistics are refused ("refuse"), clipped and noised like parameters ("private"), or left as they
-            are ("fixed").
+        trainable: the names of the arrays that are trained, where not all are (frozen layers, LoRA, a pretrained model whose
+            BatchNorm keeps its statistics); the others, and counters, are sent to the nodes and come back unchanged.
         adaptive_clipping: the clip norm follows a quantile of the users' norms, beginning with the plan's; ε stays what it is.
         evaluation: users also evaluate released models on their data, as noised sums with a budget of their own.
-        forward_client_metrics: also evaluate on clients as the inner strategy does, and return the averages. They are not
-            differentially private: ε does not cover them.
         on_release: called with a `ReleaseEvent` after each release, when it is on record and evaluated: for checkpoints, W&B,
             TensorBoard, MLflow. It sees released models and metrics only. If it raises, the run ends, and goes on after that
             release; after a crash a release may have been left out.
@@ -115,94 +77,8 @@ class CorrelatedNoise(Strategy):
     60
     """
 
-    inner = _Setting[Strategy]("inner")
-    plan = _Setting[Plan]("plan")
-    cohort_size = _Setting[int]("cohort.size")
-    expected_users = _Setting[int]("cohort.expected_users")
-    min_answers = _Setting[int]("cohort.min_answers")
-    trainable = _Setting[Collection[str] | None]("trainable")
-    batch_norm = _Setting[BatchNorm]("batch_norm")
-    adaptive_clipping = _Setting[AdaptiveClipping | None]("adaptive_clipping")
-    evaluation = _Setting[PrivateEvaluation | None]("evaluation")
-    forward_client_metrics = _Setting[bool]("forward_client_metrics")
-    keepers = _Setting[Keepers | None]("noise.keepers")
-
-    def __init__(
-        self,
-        inner: Strategy,
-        plan: Plan,
-        *,
-        key: NoiseKey,
-        ledger: Path | str | None = None,
-        cohort_size: int | None = None,
-        budget: JointBudget | None = None,
-        identity: Identity = "declared",
-        hosts: Mapping[str, str] | None = None,
-        trusted_nodes: bool = False,
-        expected_users: int | None = None,
-        min_answers: int | None = None,
-        patience: float = 600.0,
-        trainable: Collection[str] | None = None,
-        batch_norm: BatchNorm = "refuse",
-        adaptive_clipping: AdaptiveClipping | None = None,
-        evaluation: PrivateEvaluation | None = None,
-        forward_client_metrics: bool = False,
-        on_release: OnRelease | None = None,
-        keepers: Keepers | None = None,
-    ) -> None:
-        check_inner(inner, has_hook=on_release is not None)
-        if not isinstance(plan, Plan):
-            raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
-        check_scheduled_rounds(inner, plan.participation.rounds)
-        if not isinstance(key, NoiseKey):  # not shown: it may be a key
-            raise TypeError(f"key must be a NoiseKey, for example NoiseKey.from_file(path); got {type(key).__name__}")
-        if hosts is not None and not isinstance(hosts, Mapping):
-            raise TypeError(f"hosts must say the node of each user, {{user: name}}; got {type(hosts).__name__}")
-        if isinstance(trainable, str):
-            raise TypeError(f"trainable must be the names of arrays, for example [{trainable!r}]; got one text")
-        if not isinstance(patience, int | float) or not patience >= 0:
-            raise ValueError(f"patience must be a number of seconds, at least 0, got {patience!r}")
-        if identity not in ("declared", "authenticated"):
-            raise ValueError(f"identity must be 'declared' or 'authenticated', got {identity!r}")
-        cohort = cohort_settings(
-            plan.participation,
-            inner,
-            cohort_size=cohort_size,
-            expected_users=expected_users,
-            min_answers=min_answers,
-        )
-        if adaptive_clipping is not None and not isinstance(adaptive_clipping, AdaptiveClipping):
-            raise TypeError(f"adaptive_clipping must be an AdaptiveClipping(…) or None, got {adaptive_clipping!r}")
-        if on_release is not None and not callable(on_release):
-            raise TypeError(f"on_release must be a function of one ReleaseEvent, got {on_release!r}")
-        if evaluation is not None:
-            check_evaluation(evaluation, plan, budget, forward_client_metrics)
-        self._settings = RunSettings(
-            inner=inner,
-            plan=plan,
-            key=key,
-            ledger=None if ledger is None else Path(ledger),
-            cohort=cohort,
-            budget=budget,
-            identity=identity,
-            hosts=hosts,
-            trusted_nodes=trusted_nodes,
-            patience=patience,
-            trainable=trainable,
-            batch_norm=batch_norm,
-            adaptive_clipping=adaptive_clipping,
-            evaluation=evaluation,
-            forward_client_metrics=forward_client_metrics,
-            noise=noise_parties(keepers),
-        )
-        sums, evaluated = self._settings.training_sums, self._settings.evaluation_sums
-        self._settings.noise.check(sums, evaluated, key, forward_client_metrics)
-        self.on_release = on_release
-        self._inner_settings = inner_state.settings(inner)  # checked now, and taken when the ledger is opened
-        _ = self._settings.indicator_norm  # refuses a cohort that is too small for the noise
-        self._selector = CohortSelector(self._settings)
-        self._inner = inner_state.InnerState(inner)
-        self._dropped: Counter[RejectionReason] = Counter()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._last: TrainingRounds | None = None  # of the ledger that was opened last
         self._is_open = False
         self._evaluator: Evaluator | None = None
@@ -216,22 +92,18 @@ class CorrelatedNoise(Strategy):
 
     def _open(self) -> None:
         """Open the ledger: from here on no other process can release anything for this run."""
-        settings = self._settings
-        if settings.ledger is None and self.releases:
+        if self.ledger is None and self.releases:
             raise ValueError(
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
             )
-        self._inner_settings = inner_state.settings(settings.inner)
-        configuration = settings.configuration(self._inner_settings)
-        path = settings.ledger or MEMORY
-        if settings.budget is not None:
+        path, configuration, admission = self.ledger or MEMORY, self.configuration(), None
+        if self.budget is not None:
             try:
-                admission = settings.budget.admission(settings.plan, key=settings.key, ledger=path)
+                admission = self.budget.admission(self.plan, key=self.key, ledger=path)
             except ValueError:
-                discard_unused(settings.key)
+                discard_unused(self.key)
                 raise
-            self._selector.admission = admission
             for text in admission.notes:
                 log_warning(text)
             if admission.refused:
@@ -239,14 +111,13 @@ class CorrelatedNoise(Strategy):
                     f"at ε = {rounded_up(admission.cost)} for all runs together, some who are refused could take part"
                 )
             configuration |= admission.configuration
-        ledger = Ledger.open(path, plan=settings.plan, configuration=configuration, key=settings.key)
-        directory = UserDirectory(settings.identity, ledger.bind_users, settings.hosts, settings.registered_only)
-        self._last = TrainingRounds(settings, self._selector, self._inner, ledger, directory, self._dropped)
+        ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self.key)
+        self._last = TrainingRounds(self, ledger, admission)
         self._is_open = True
         try:
-            if settings.evaluation is not None:
-                self._evaluator = Evaluator(settings.evaluation, settings, self._rounds)
-            if not self.releases and settings.budget is None:
+            if self.evaluation is not None:
+                self._evaluator = Evaluator(self.evaluation, self, self._last)
+            if not self.releases and self.budget is None:
                 log_other_runs(ledger)
         except BaseException:
             self.close()
@@ -277,13 +148,13 @@ class CorrelatedNoise(Strategy):
 
     @property
     def dropped(self) -> Counter[RejectionReason]:
-        """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
-        return self._dropped
+        """Replies dropped since the ledger was opened, by cause, and users that nodes left out: for the operator's eyes only."""
+        return Counter() if self._last is None else self._last.dropped
 
     @property
     def over_budget(self) -> int:
         """How many of the users that are there may not take part, because earlier runs have used up the joint budget."""
-        return self._selector.over_budget
+        return 0 if self._last is None else self._last.selector.over_budget
 
     @property
     def releases(self) -> int:
@@ -292,11 +163,11 @@ class CorrelatedNoise(Strategy):
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
-        log_guarantee(self._settings, self.releases)
+        log_guarantee(self, self.releases)
         if self._evaluator is not None:
             self._evaluator.log_guarantee()
-        self._settings.noise.log(self.plan, self._settings.evaluation_plan)
-        log_inner(self._settings)
+        self.noise.log(self.plan, self.evaluation_plan)
+        log_inner(self)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -334,7 +205,7 @@ class CorrelatedNoise(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The inner strategy's evaluation of the released model on clients, if client metrics are forwarded; else nothing.
+        """Nothing: what clients measure has no noise. `evaluation` gives private metrics.
 
         Args:
             server_round: the number of the release, from 1.
@@ -342,18 +213,16 @@ class CorrelatedNoise(Strategy):
             config: what is sent to all nodes.
             grid: the way to the nodes.
         """
-        if not self.forward_client_metrics:
-            return []
-        return list(self.inner.configure_evaluate(server_round, arrays, config, grid))
+        return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The inner strategy's average of client metrics, if they are forwarded: not differentially private.
+        """Nothing, as nothing was asked.
 
         Args:
             server_round: the number of the release, from 1.
-            replies: those to the messages of `configure_evaluate`.
+            replies: none.
         """
-        return self.inner.aggregate_evaluate(server_round, replies) if self.forward_client_metrics else None
+        return None
 
     def start(
         self,
@@ -373,7 +242,7 @@ class CorrelatedNoise(Strategy):
             num_rounds: if fewer than the rounds that are left, so many are tried (one that is not released counts too).
             timeout: seconds to wait for the replies of a round.
             train_config: what is sent to all nodes in every round.
-            evaluate_config: what is sent to all nodes in every evaluation.
+            evaluate_config: what is sent to all nodes in every private evaluation.
             evaluate_fn: `evaluate_fn(release, arrays)` evaluates on the server: the initial model as release 0, and then every
                 released one.
 
@@ -397,10 +266,10 @@ class CorrelatedNoise(Strategy):
         opened_here = not self._is_open
         if opened_here:
             self._open()
-        elif (now := inner_state.settings(self.inner)) != self._inner_settings:
+        elif (now := settings(self.inner)) != self._rounds.inner_settings:
             raise ValueError(
-                f"the settings of the inner strategy are {now}, and the ledger was opened with {self._inner_settings}: change "
-                "them before"
+                f"the settings of the inner strategy are {now}, and the ledger was opened with "
+                f"{self._rounds.inner_settings}: change them before"
             )
         try:
             loop = RunLoop(

@@ -1,7 +1,6 @@
-"""A user's update, clipped and on the grid, in two passes over the model: one for the norm, one for the numbers."""
+"""A user's update, clipped and on the grid."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,40 +70,23 @@ class Clipping:
         return np.append(bounded, np.clip(counted, -most, most)) if self.indicator else bounded
 
 
-def clipped_update(trained: Flat | Sequence[Flat], model: Flat, clipping: Clipping) -> Steps | None:
+def clipped_update(trained: Flat, model: Flat, clipping: Clipping) -> Steps | None:
     """clip((`trained` − `model`) / scale, norm) in steps of the grid, rounded towards zero; shape (d,), 64-bit.
 
-    `trained` may come in consecutive pieces, as a model's arrays are. None if the update is not finite. Guarantee: step times the
-    result has norm at most the clip norm (without the indicator's entry), for every input: the norm is off by at most 2⁻²⁹ of
-    itself, the factor aims 2⁻²² below the bound, and rounding towards zero makes no entry larger.
+    None if the update is not finite. Guarantee: step times the result has norm at most the clip norm (without the indicator's
+    entry), for every input: the norm is off by at most 2⁻²⁹ of itself, the factor aims 2⁻²² below the bound, and rounding towards
+    zero makes no entry larger.
     """
-    steps: Steps = np.empty(clipping.size(len(model)), np.int64)
-    return None if write_clipped_update(steps, trained, model, clipping) is None else steps
-
-
-def write_clipped_update(out: Steps, trained: Flat | Sequence[Flat], model: Flat, clipping: Clipping) -> int | None:
-    """Write `clipped_update` to `out`, whose integers must hold it; the result is their sum.
-
-    None, and nothing is written, if the update is not finite.
-    """
-    parts = [trained] if isinstance(trained, np.ndarray) else trained
-    stretches, start = [], 0
-    for piece in parts:
-        stretches.append((start, start + len(piece), aligned(piece)))
-        start += len(piece)
-    model = aligned(model)
-    squares = sum(squared_distance(piece, model[start:stop]) for start, stop, piece in stretches)
+    trained, model = aligned(trained), aligned(model)
+    squares = squared_distance(trained, model)
     if not math.isfinite(squares):
         return None
-    scale = clipping.update_scale
+    steps: Steps = np.empty(clipping.size(len(model)), np.int64)
+    scale, work = clipping.update_scale, kernels_for(len(model))
     factor = clip_factor(math.sqrt(squares) / scale, clipping.clip_norm)
-    total, work = 0, kernels_for(len(model))
-    for start, stop, piece in stretches:
-        for first in range(start, stop, CHUNK):
-            last = min(first + CHUNK, stop)
-            part = piece[first - start : last - start]
-            total += work.steps(part, model[first:last], factor / scale, 1 / clipping.grid.step, out[first:last])
+    for start in range(0, len(model), CHUNK):
+        part = slice(start, min(start + CHUNK, len(model)))
+        work.steps(trained[part], model[part], factor / scale, 1 / clipping.grid.step, steps[part])
     if clipping.indicator:
-        out[-1] = clipping.indicator if factor == 1 else -clipping.indicator
-        total += int(out[-1])
-    return total
+        steps[-1] = clipping.indicator if factor == 1 else -clipping.indicator
+    return steps

@@ -31,11 +31,10 @@ Identity = Literal["declared", "authenticated"]
 
 @dataclass(frozen=True)
 class Waits:
-    """How often nodes are asked for their users, in seconds, and when one of them is said to crowd others out."""
+    """How often nodes are asked for their users, in seconds."""
 
     again: float = 10.0  # after an answer that names nobody: it may have been a node that was starting
     longest_rest: float = 3600.0  # between questions to a node that never answers
-    crowd: int = 10  # times as many users as the node with second most
     named: int = 3  # nodes that claim the same users
 
 
@@ -246,28 +245,7 @@ class UserDirectory:
                 plural(len(claimed_twice), "user is", "users are")
                 + f" claimed by more than one node and not asked: a user belongs to one node. {self.claimants}"
             )
-        if not kind_of(grid).is_simulation:
-            self._warn_of_crowds(hosted, names)
         return nodes
-
-    def _warn_of_crowds(self, hosted: Mapping[int, HostedUsers], names: Mapping[int, str]) -> None:
-        """Say which node that is not registered names so many users that others hardly have a place in a cohort."""
-        counts = sorted(((len(theirs.users), node_id) for node_id, theirs in hosted.items() if not theirs.shared))
-        if len(counts) < 2 or names[counts[-1][1]]:
-            return
-        (second, _), (most, node_id) = counts[-2:]
-        if most > _WAITS.crowd * max(second, 1):
-            everybody = sum(count for count, _ in counts)
-            self._warn_once(
-                f"node {node_id} (not registered) names {most} of {everybody} users: it has nearly every place in a cohort. If "
-                "you do not know these people to be there, it invents them: register the nodes, and say who is where (hosts=)"
-            )
-
-    def without(self, nodes: Mapping[str, NodeIds], held_back: AbstractSet[str]) -> Mapping[str, NodeIds]:
-        """Whom to ask of `nodes`, as `refresh` gave them, where nodes of these names (`node_name`) are held back."""
-        ids = {node_id for node_id, name in self.names.items() if node_name(node_id, name) in held_back}
-        found = ((user, tuple(node_id for node_id in where if node_id not in ids)) for user, where in nodes.items())
-        return {user: where for user, where in found if where} if ids else nodes
 
     def _registered(self, names: Mapping[int, str]) -> dict[int, str]:
         """The nodes that have a name. Raises ValueError if there are nodes and none of them has."""
@@ -390,20 +368,14 @@ def _rejected(reply: Message | None) -> RejectionReason | None:
 
 
 def _claimants(hosted: Mapping[int, HostedUsers], claimed_twice: AbstractSet[str], names: Mapping[int, str]) -> str:
-    """Which nodes claim these users: first those that claim users of most other nodes."""
-    at = {node_id: found for node_id, theirs in hosted.items() if (found := claimed_twice & set(theirs.users))}
-    by: dict[str, list[int]] = {}
-    for node_id, users in at.items():
-        for user in users:
-            by.setdefault(user, []).append(node_id)
-    others = {node_id: len({other for user in users for other in by[user]}) - 1 for node_id, users in at.items()}
+    """Which nodes claim these users, and how many: first those that claim most."""
+    counts = Counter({node_id: len(claimed_twice & set(theirs.users)) for node_id, theirs in hosted.items()})
     claims = [
-        f"node {node_id} ({names[node_id] or 'not registered'}) names {len(at[node_id])} of them, which "
-        f"{plural(others[node_id], 'other node names', 'other nodes name')} too"
-        for node_id in sorted(at, key=lambda node_id: (-others[node_id], -len(at[node_id]), node_id))
+        f"node {node_id} ({names[node_id] or 'not registered'}) names {count} of them"
+        for node_id, count in counts.most_common(_WAITS.named)
+        if count
     ]
-    more = f"; and {plural(len(claims) - _WAITS.named, 'node', 'nodes')} more" if len(claims) > _WAITS.named else ""
-    return "; ".join(claims[: _WAITS.named]) + more
+    return "; ".join(claims)
 
 
 def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...]:

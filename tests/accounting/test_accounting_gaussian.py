@@ -55,7 +55,7 @@ def test_known_value():
 
 @pytest.mark.parametrize("target", [-0.5, -1e-9, math.inf, math.nan])
 def test_delta_is_asked_for_at_an_epsilon_from_0_on(target):
-    with pytest.raises(ValueError, match="epsilon must be at least 0 and finite"):
+    with pytest.raises(ValueError, match=r"^epsilon"):
         gaussian.delta(epsilon=target, sigma=1.0)
 
 

@@ -201,11 +201,11 @@ def test_nothing_released_costs_nothing_and_no_run_has_more_rounds(participation
     assert compute_epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-5, released=0).epsilon == 0
     assert compute_delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=1.0, released=0).delta == 0
     for released in (-1, 101):
-        with pytest.raises(ValueError, match="released must be in 0 … 100"):
+        with pytest.raises(ValueError, match=r"^released .*100"):
             compute_epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-5, released=released)
-        with pytest.raises(ValueError, match="released must be in 0 … 100"):
+        with pytest.raises(ValueError, match=r"^released .*100"):
             compute_delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=1.0, released=released)
-    with pytest.raises(ValueError, match="epsilon must be at least 0"):
+    with pytest.raises(ValueError, match=r"^epsilon"):
         compute_delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=-1.0)
 
 

@@ -11,7 +11,6 @@ from scipy.stats import beta, norm
 
 from fedcgd import Participation, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import silent
-from fedcgd.accounting.b_min_sep import drawing, pairs, recursion
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
@@ -330,19 +329,20 @@ def test_the_largest_value_between_two_bounds_counts() -> None:
     bounds = np.array([(0.3, 0.9), (0.5, 1.1), (1.2, 5.0), (top * 0.99, top * 1.01), (3.0, 4.0), (5.0, 5.0)])
 
     lower, upper = np.log(bounds.T) + 0.7
-    found = sampler._values(lower, upper, 0.7)
+    found = sampler._values(lower, upper)
     largest = [max(g(ratio) for ratio in np.linspace(low, high, 10_001)) for low, high in bounds]
     np.testing.assert_allclose(found, largest, rtol=1e-6, atol=1e-12)
     assert found[3] == pytest.approx(1.0)
 
 
-def test_confidence_bounds_on_removing_cover() -> None:
+def test_confidence_bounds_on_removing_cover(monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, beside δ by quadrature: the product of two confidence bounds, wrong with probability at most 20 %."""
     columns, law = columns_of(BSR(2), 3, 2, 3), BMinSepLaw(3, 2, 0.3, True)
     truth, _ = deltas(matrix(BSR(2), 3), patterns(3, 2, 0.3, warm=True), 1.5, 0.7, 101)
     pilot = search.Problem(columns, law).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
-    bounds = [pilot.confirm(0.0, 1, attempt) for attempt in range(200)]  # a goal that nothing meets: removing alone
+    monkeypatch.setattr(AddDirection, "confirm", lambda *_: 0.0)
+    bounds = [pilot.confirm(math.inf, 1, attempt) for attempt in range(200)]
     below = sum(bound < truth for bound in bounds)
     assert below <= 0.2 * 200 + 3 * math.sqrt(0.16 * 200)
     assert np.median(bounds) < 1.2 * truth
@@ -352,17 +352,17 @@ def test_confidence_bounds_on_removing_cover() -> None:
 def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those that the pilot was chosen by, nor those of another confirmation."""
     seeds = []
-    removing, adding = RemoveSampler.draw_at, search.draw_log_ratios
+    removing, adding = RemoveSampler.draw, search.draw_log_ratios
 
-    def seen_removing(sampler: RemoveSampler, epsilons: np.ndarray, count: int, seed: tuple[int, int]):
+    def seen_removing(sampler: RemoveSampler, count: int, seed: tuple[int, int], *most: float):
         seeds.append(seed)
-        return removing(sampler, epsilons, count, seed)
+        return removing(sampler, count, seed, *most)
 
     def seen_adding(*arguments):
-        seeds.append(arguments[-1])
+        seeds.append(arguments[4])
         return adding(*arguments)
 
-    monkeypatch.setattr(RemoveSampler, "draw_at", seen_removing)
+    monkeypatch.setattr(RemoveSampler, "draw", seen_removing)
     monkeypatch.setattr(search, "draw_log_ratios", seen_adding)
     problem = search.Problem(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
     pilot = problem.at(2.0, 0.7).pilot(5, 1e-6)
@@ -385,30 +385,17 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
 
     monkeypatch.setattr(search.PilotEstimate, "confirm", refuse)
     participation, delta = b_min_sep(12, 3, 0.3), 1e-3
-    calibrate(BSR(2), participation, epsilon=2, delta=delta)
-    assert len(tried) > 2  # every confirmation was refused, so that there were several
-    goals, failures = np.transpose(tried)
-    said = search.failure_probability(delta)
-    assert failures.sum() <= said * (1 + 1e-12)
-    assert goals.max() + said <= delta * (1 + 1e-15)
-
-
-def test_all_ladders_together_take_no_more_of_delta_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for the confirmations of an ε."""
-    tried: list[tuple[float, float]] = []
-
-    def refuse(sequence: search.SequentialTest, goal: float, seed: int, attempt: int) -> tuple[None, float]:
-        tried.append((goal, sequence.pilot.failure))
-        return None, goal * 1.01
-
-    monkeypatch.setattr(search.SequentialTest, "confirm", refuse)
-    participation, delta = b_min_sep(12, 3, 0.3), 1e-3
-    compute_epsilon(BSR(2), participation, noise_multiplier=1.6, delta=delta)
-    assert len(tried) > 1
-    goals, failures = np.transpose(tried)
-    said = search.failure_probability(delta)
-    assert failures.sum() <= said * (1 + 1e-12)
-    assert goals.max() + said <= delta * (1 + 1e-15)
+    for ask in (
+        lambda: calibrate(BSR(2), participation, epsilon=2, delta=delta),
+        lambda: compute_epsilon(BSR(2), participation, noise_multiplier=1.6, delta=delta),
+    ):
+        tried.clear()
+        ask()
+        assert len(tried) > 2  # every confirmation was refused, so that there were several
+        goals, failures = np.transpose(tried)
+        said = search.failure_probability(delta)
+        assert failures.sum() <= said * (1 + 1e-12)
+        assert goals.max() + said <= delta * (1 + 1e-15)
 
 
 @pytest.mark.parametrize(("lam", "sigma"), [(0.9, 0.5), (0.999, 20.0)])
@@ -472,14 +459,13 @@ def test_tiny_deltas() -> None:
 def test_answers_are_repeated_and_agree(few_draws: None) -> None:
     participation, heard = b_min_sep(24, 6, 0.1), list[str]()
     guarantee = calibrate(BSR(4), participation, epsilon=2, delta=1e-3, progress=heard.append)
-    assert "2 of about" in heard[1]
-    assert "to be confirmed, 7 of about 10" in heard[-1]
+    assert "confirmed" in heard[-1]
     assert calibrate(BSR(4), participation, epsilon=2, delta=1e-3) == guarantee
     back = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-3)
     assert back.epsilon == pytest.approx(2, rel=0.1)
     known = calibrate(BSR(4), Participation(rounds=24, min_separation=6), epsilon=2, delta=1e-3)
     assert guarantee.noise_multiplier < 0.8 * known.noise_multiplier
-    assert "δ includes 1e-12 for draws" in str(guarantee)
+    assert "1e-12" in str(guarantee)
     part = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-3, released=8)
     assert part.epsilon < back.epsilon
     assert part.condition is not None
@@ -496,7 +482,7 @@ def test_a_cold_start_costs_more_than_a_warm_one() -> None:
 
 def test_negative_entries_are_refused() -> None:
     mechanism = BandInvMF((1.0, 0.6))
-    with pytest.raises(ValueError, match="non-negative C only"):
+    with pytest.raises(NegativeEntryError):
         accountant(mechanism, b_min_sep(12, 3, 0.3)).check()
 
 
@@ -507,7 +493,7 @@ def test_what_rounding_leaves_below_zero_is_accounted_for_by_its_amount(banded: 
     b = 3 if banded else 2  # otherwise three bands are too many to be followed
     columns = columns_of(Dense("band-mf", entries), 3, b, 3)
     assert np.all(dense(columns) >= np.abs(np.array([[1, 0, 0], [-5e-13, 1, 0], [0.5, -5e-13, 1]])))
-    with pytest.raises(NegativeEntryError, match="non-negative C only"):
+    with pytest.raises(NegativeEntryError):
         columns_of(Dense("band-mf", entries * np.array([1.0, 4.0, 1.0])), 3, b, 3)
     found = compute_delta(Dense("band-mf", entries), b_min_sep(3, 2, 0.5), noise_multiplier=1.0, epsilon=1.0).delta
     c = np.abs(np.array([[1, 0, 0], [-5e-13, 1, 0], [0.5, -5e-13, 1]]))
@@ -531,10 +517,10 @@ def test_a_ratio_beyond_every_float_has_a_value_where_epsilon_is_beyond_it_too()
     """Two rounds of e^501 each, whose exponents are not capped: S is about e^1000, and only a lower bound on it is known."""
     columns, law = columns_of(DPSGD(), 2, 1, 2), BMinSepLaw(2, 1, 0.5, True)
     likelihood = BMinSepLikelihood.from_columns(columns, law, 1.5)
-    sampler = RemoveSampler(columns, likelihood, law.tuples(columns, 1.5, 2), 1.5, 1.0, 1.0)
+    sampler = RemoveSampler(columns, likelihood, law.tuples(columns, 1.5, 2), 1.5, 999.0, 1.0)
     ratio = math.exp(2 * 501 - 1 / 1.5**2 + 2 * math.log(0.5) - 999)  # S/e^ε, by the pattern in which both rounds are
-    found = sampler._integrals(np.full((2, 1), 501.0), np.zeros((2, 1)), np.zeros(1), np.array([999.0]))
-    assert found[0, 0] >= 4 * (ratio - 1) / ratio**2 > 0.5
+    found = sampler._integrals(np.full((2, 1), 501.0), np.zeros((2, 1)), np.zeros(1))
+    assert found[0] >= 4 * (ratio - 1) / ratio**2 > 0.5
 
 
 def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,18 +542,6 @@ def test_tuples_that_are_drawn_some_at_a_time_say_the_same(monkeypatch: pytest.M
     assert turns.shape[-1] == pytest.approx(probabilities.sum(), abs=5 * math.sqrt(10_000 / 4))
 
 
-def test_without_machine_code_the_ratio_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert recursion.compiled() is not None, "these tests need the C files built"
-    for mechanism in (BSR(3), LambdaCGD(0.9), Normalized(LambdaCGD(0.9))):
-        columns = columns_of(mechanism, 40, 5, 40)
-        likelihood = BMinSepLikelihood.from_columns(columns, BMinSepLaw(40, 5, 0.3, True), 1.5)
-        weights = likelihood.weights(columns.adjoint(np.random.default_rng(3).standard_normal((40, 37))))
-        found = likelihood.bounds(weights)
-        with monkeypatch.context() as patched:
-            patched.setattr(recursion, "compiled", lambda: None)
-            np.testing.assert_array_equal(likelihood.bounds(weights), found)
-
-
 OF_TUPLES = [
     (DPSGD(), 40, 5),
     (BSR(3), 40, 5),
@@ -579,32 +553,8 @@ OF_TUPLES = [
 
 
 @pytest.mark.parametrize(("mechanism", "n", "b"), OF_TUPLES)
-def test_without_machine_code_the_pairs_are_the_same(
-    mechanism, n: int, b: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounds, their weights, and what the generator says next; and so what tuples overlap by."""
-    assert drawing.compiled() is not None, "these tests need the C files built"
-    columns = columns_of(mechanism, n, b, n)
-    for warm in (True, False):
-        chain = PairChain.from_columns(columns, BMinSepLaw(n, b, 0.3, warm), 0.4)
-        found, states = [], []
-        for form in (drawing.compiled(), drawing.in_numpy):
-            with monkeypatch.context() as patched:
-                patched.setattr(pairs, "compiled", lambda form=form: form)
-                generator = np.random.Generator(np.random.SFC64(5))
-                found.append(chain.draw(generator, 301))
-                states.append(generator.random())
-        for one, other in zip(*found, strict=True):
-            np.testing.assert_array_equal(one, other)
-        assert states[0] == states[1]
-
-
-@pytest.mark.parametrize(("mechanism", "n", "b"), OF_TUPLES)
-def test_overlaps_of_tuples_are_those_of_their_columns(
-    mechanism, n: int, b: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By products of C1_P as they stand; with machine code and without it to the last bit."""
-    assert overlaps.compiled() is not None, "these tests need the C files built"
+def test_overlaps_of_tuples_are_those_of_their_columns(mechanism, n: int, b: int) -> None:
+    """By products of C1_P as they stand."""
     columns, users, count = columns_of(mechanism, n, b, n), 4, 60
     one, two, _ = PairChain.from_columns(columns, BMinSepLaw(n, b, 0.3, True), 0.4).draw(
         np.random.default_rng(4), users * count // 2
@@ -615,12 +565,10 @@ def test_overlaps_of_tuples_are_those_of_their_columns(
     found = overlaps.overlaps(columns, turns)
     np.testing.assert_allclose(found, truth, rtol=1e-11, atol=1e-11)
     assert found.max() > 1
-    monkeypatch.setattr(overlaps, "compiled", lambda: None)
-    np.testing.assert_array_equal(overlaps.overlaps(columns, turns), found)
 
 
 def test_tables_that_no_memory_holds_are_refused() -> None:
-    with pytest.raises(ValueError, match="use fewer rounds or a smaller min_separation"):
+    with pytest.raises(ValueError, match="smaller min_separation"):
         compute_delta(DPSGD(), b_min_sep(100_000, 2_000, 0.1), noise_multiplier=2.0, epsilon=1.0)
 
 
@@ -643,70 +591,6 @@ def test_seed_depends_on_the_question() -> None:
     assert len(seeds | {other.seed("delta", 1.0, 2.0) for other in others}) == 6
 
 
-def test_a_ladder_ends_at_the_first_rung_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a lower one says: only then the draws of one failure probability are enough for all rungs."""
-    problem = search.Problem(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
-    pilot = problem.at(2.0, 0.7).pilot(5, 1e-6)
-    assert pilot is not None
-    sequence = search.SequentialTest.from_pilot(pilot, 5)
-    assert np.all(np.diff(sequence.epsilons) < 0)
-    asked: list[int] = []
-
-    def bound(_draws: np.ndarray, pilot: np.ndarray, failure: float) -> float:
-        assert failure == 1e-6 / 4
-        if pilot is sequence.shares:
-            return 1.0
-        asked.append(len(asked))
-        return 1.0 if len(asked) == 4 else 0.0
-
-    monkeypatch.setattr(search, "_bound", bound)
-    monkeypatch.setattr(AddDirection, "confirm", lambda *_: 0.0)
-    assert sequence.confirm(1e-9, 5, 0)[0] == sequence.epsilons[2]
-    assert len(asked) == 4
-    asked.clear()
-    monkeypatch.setattr(AddDirection, "confirm", lambda direction, _: float(direction.epsilon < sequence.epsilons[1]))
-    assert sequence.confirm(1e-9, 5, 0)[0] == sequence.epsilons[1]
-
-
-@pytest.mark.parametrize("epsilon", [0.0123, 1.2476, 4.713])
-def test_budgets_of_three_digits_are_rungs(epsilon: float) -> None:
-    """What is confirmed between two rungs is said at the upper one, and rounded up: 1.26 for 1.25."""
-    rungs = search._as_asked(epsilon * np.exp(0.002 * np.arange(15, -30, -1)))
-    assert np.all(np.diff(rungs) < 0)
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    numbers = np.arange(math.ceil(rungs[-1] / unit), math.floor(rungs[0] / unit) + 1)
-    assert len(numbers) > 5
-    assert set(np.round(numbers * unit, 6)) <= set(np.round(rungs, 6))
-
-
-def test_more_draws_choose_the_line_of_adding_where_it_may_rule() -> None:
-    """Those that confirm are others, and a pilot that adding has no say in stays as it is."""
-    problem = search.Problem(columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.5, True))
-    pilot = problem.at(6.5, 1.0, 2.5).pilot(5, 1e-12)
-    assert pilot is not None
-    surer = pilot.with_a_surer_line(5)
-    assert len(surer.ratios.lower) == 2**17
-    assert surer.adding[0].expected > 0.8 * surer.mean
-    np.testing.assert_array_equal(surer.values, pilot.values)
-    rarely = search.Problem(columns_of(BSR(2), 40, 10, 40), BMinSepLaw(40, 10, 0.05, True))
-    pilot = rarely.at(1.0, 2.0, 2.5).pilot(5, 1e-12)
-    assert pilot is not None
-    assert pilot.with_a_surer_line(5) is pilot
-
-
-def test_what_a_draw_says_of_one_epsilon_does_not_depend_on_the_others() -> None:
-    """A draw is left out where it says nothing of any of them, and not of one."""
-    columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)
-    sampler = RemoveSampler.from_law(columns, law, BMinSepLikelihood.from_columns(columns, law, 1.0), 1.0, 1.0)
-    assert sampler is not None
-    epsilons = np.array([2.0, 1.0, 0.5])
-    together, shares = sampler.draw_at(epsilons, 2000, (3, 0))
-    for i in range(len(epsilons)):
-        alone, same = sampler.draw_at(epsilons[i : i + 1], 2000, (3, 0))
-        np.testing.assert_allclose(alone[0], together[i], rtol=1e-12)
-        np.testing.assert_array_equal(same, shares)
-
-
 def test_an_epsilon_is_near_what_plain_means_say() -> None:
     """δ at a percent and a half less ε is above what was asked for, by means of draws that the search did not see."""
     found = compute_epsilon(BSR(4), b_min_sep(60, 6, 0.1), noise_multiplier=2.5, delta=1e-3).epsilon
@@ -717,3 +601,38 @@ def test_an_epsilon_is_near_what_plain_means_say() -> None:
         assert sampler is not None
         values, shares = sampler.draw(16_000, (7, 0))
         assert (math.exp(sampler.log_scale) * values.mean() * shares.mean() > 1e-3) == too_little
+
+
+def test_a_confirmation_that_will_hardly_hold_is_given_up_after_a_quarter_and_proves_nothing() -> None:
+    problem = search.Problem(columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True))
+    pilot = problem.at(2.5, 1.0).pilot(5, 1e-12)
+    assert pilot is not None
+    pilot.__dict__["count"] = 20_000
+    whole = pilot.sampler.draw(20_000, (5, 2))
+    mean = pilot.sampler.mean(*whole)
+    assert pilot.sampler.draw(20_000, (5, 2), 1.5 * mean)[0].tolist() == whole[0].tolist()
+    few = pilot.sampler.draw(20_000, (5, 2), mean / 2)
+    assert len(few[0]) < 0.3 * len(whole[0])
+    bound = pilot.confirm(math.inf, 5, 0)
+    assert bound > mean
+    assert pilot.confirm(1.2 * bound, 5, 0) == bound
+    for goal in (mean, mean / 3):  # above the goal, whatever was drawn
+        assert pilot.confirm(goal, 5, 0) > goal
+
+
+@pytest.mark.parametrize("line", [None, (-1.0, 0.0)])
+def test_what_adding_will_say_is_projected_from_a_quarter_and_given_up(line: tuple[float, float] | None) -> None:
+    columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.5, True)
+    likelihood, count = BMinSepLikelihood.from_columns(columns, law, 2.0), 2**16
+    whole = draw_log_ratios(columns, likelihood, 2.0, count, (5, 3))
+    direction = AddDirection(0.5, 1e-9, line, 0.01, 0.1, 0.1)
+    quarters = []
+
+    def is_hopeless(some: LogRatios) -> bool:
+        quarters.append(direction.projected(some, count))
+        return True
+
+    few = draw_log_ratios(columns, likelihood, 2.0, count, (5, 3), is_hopeless)
+    assert len(few.lower) <= count / 4
+    assert quarters[0] == pytest.approx(direction.confirm(whole), rel=0.1)
+    assert direction.confirm(few) > 1.03 * quarters[0]

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from fedcgd import Participation, Plan
-from fedcgd.accounting import Method, accountant, calibrate, compute_delta, compute_epsilon
+from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import Bound
-from fedcgd.accounting.balls_in_bins.add import add_bound
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.confidence import stake, upper_bound
@@ -99,24 +98,20 @@ def test_adding_a_user_alone(overlap: float, sigma: float, target: float) -> Non
         error = values.std() / 2**8
         assert truth - 4 * error <= values.mean() <= truth * 1.003 + 4 * error
     assert truth <= AddDirection.from_pilot(drawn, target, 2**16, 1e-3).confirm(drawn) <= 2 * truth
-    assert add_bound(gram / sigma**2, target) >= truth
 
 
-@pytest.mark.parametrize("method", ["monte-carlo", "deterministic"])
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.5)])
-def test_no_epsilon_where_delta_alone_is_enough(mechanism, method) -> None:
-    found = compute_epsilon(mechanism, bins(12, 12), noise_multiplier=20.0, delta=0.1, method=method)
+def test_no_epsilon_where_delta_alone_is_enough(mechanism) -> None:
+    found = compute_epsilon(mechanism, bins(12, 12), noise_multiplier=20.0, delta=0.1)
     assert found.epsilon <= 1.5e-6
 
 
 def test_equal_bins_draw_nothing() -> None:
-    """Of C = I the law itself is composed, whatever method is asked for."""
-    found = {
-        calibrate(DPSGD(), bins(60, 20), epsilon=2, delta=1e-5, method=method).noise_multiplier
-        for method in (None, "monte-carlo", "deterministic")
-    }
-    assert len(found) == 1
-    assert calibrate(DPSGD(), bins(60, 20), epsilon=2, delta=1e-5, method="monte-carlo").failure_probability == 0
+    """Of C = I the law itself is composed, also for a σ that mechanisms are compared by."""
+    run = accountant(DPSGD(), bins(60, 20))
+    found = run.noise_multiplier(epsilon=2, delta=1e-5)
+    assert found.failure_probability == 0
+    assert run.rough_noise_multiplier(epsilon=2, delta=1e-5) == pytest.approx(found.noise_multiplier, rel=1e-5)
     assert calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5).failure_probability == 1e-12
 
 
@@ -134,7 +129,7 @@ def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> Non
     plain = calibrate(LambdaCGD(0.5), Participation(rounds=60, min_separation=20), epsilon=2, delta=1e-4)
     assert guarantee.noise_multiplier < 0.9 * plain.noise_multiplier
     assert "seed" in guarantee.method
-    assert "δ includes 1e-12 for draws" in str(guarantee)
+    assert "1e-12" in str(guarantee)
     assert calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4) == guarantee  # deterministic
 
 
@@ -159,20 +154,15 @@ def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplificat
     assert spent[2] < 0.5 * without[2]
 
 
-@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.05), ("deterministic", 1.6)])
 @pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
-def test_part_of_a_run_is_a_run(
-    case: tuple[int, int, float, float], removing: float, adding: float, method: Method, slack: float
-) -> None:
+def test_part_of_a_run_is_a_run(case: tuple[int, int, float, float], removing: float, adding: float) -> None:
     """Whole epochs of λ-CGD are what a shorter run would have released."""
     n, b, lam, sigma = case
     less, found, more, whole = (
-        compute_delta(
-            LambdaCGD(lam), bins(n + b, b), noise_multiplier=sigma, epsilon=1, released=t, method=method
-        ).delta
+        compute_delta(LambdaCGD(lam), bins(n + b, b), noise_multiplier=sigma, epsilon=1, released=t).delta
         for t in (n - 1, n, n + 1, None)
     )
-    assert adding < removing <= found <= removing * slack
+    assert adding < removing <= found <= removing * 1.05
     assert less <= found <= more <= whole
 
 
@@ -191,21 +181,17 @@ def delta_of_two_bins(mechanism: Mechanism, released: int) -> float:
     return float(truth) * (axis[1] - axis[0]) ** 2 / (2 * math.pi)
 
 
-@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.1), ("deterministic", 2.0)])
 @pytest.mark.parametrize("mechanism", [LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(3), DPSGD()])
 @pytest.mark.parametrize("released", [2, 3, 5, 8])
-def test_part_of_an_epoch_by_quadrature(mechanism, released: int, method: Method, slack: float) -> None:
+def test_part_of_an_epoch_by_quadrature(mechanism, released: int) -> None:
     """Two bins, cut at the rounds that are out."""
     truth = delta_of_two_bins(mechanism, released)
-    found = compute_delta(
-        mechanism, bins(8, 2), noise_multiplier=2.0, epsilon=1, released=released, method=method
-    ).delta
-    assert truth * (1 - 1e-4) <= found <= truth * slack
+    found = compute_delta(mechanism, bins(8, 2), noise_multiplier=2.0, epsilon=1, released=released).delta
+    assert truth * (1 - 1e-4) <= found <= truth * 1.1
 
 
-@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.1), ("deterministic", 1.01)])
 @pytest.mark.parametrize("b", [2, 5])
-def test_first_round_alone(b: int, method: Method, slack: float) -> None:
+def test_first_round_alone(b: int) -> None:
     """One bin of b took part: δ of removing is that of a Gaussian with probability 1/b, by its own formula."""
     sigma, a = 1.5, math.exp(0.5)
     x = np.linspace(-15, 15, 200_001)
@@ -215,10 +201,8 @@ def test_first_round_alone(b: int, method: Method, slack: float) -> None:
         float(np.maximum(p - a * q, 0).sum() * (x[1] - x[0]) / math.sqrt(2 * math.pi))
         for p, q in ((mixture, plain), (plain, mixture))
     )
-    found = compute_delta(
-        LambdaCGD(0.5), bins(3 * b, b), noise_multiplier=sigma, epsilon=0.5, released=1, method=method
-    ).delta
-    assert adding < removing <= found <= removing * slack
+    found = compute_delta(LambdaCGD(0.5), bins(3 * b, b), noise_multiplier=sigma, epsilon=0.5, released=1).delta
+    assert adding < removing <= found <= removing * 1.1
 
 
 @pytest.mark.parametrize(
@@ -234,9 +218,9 @@ def test_answers_of_a_search_by_quadrature(mechanism, rounds: int, released: int
     """σ of a budget, and ε of a part of a run, for two bins: both directions in the plane of m_0 and m_1 are within δ."""
     participation = bins(rounds, 2)
     found = (
-        calibrate(mechanism, participation, method="monte-carlo", **asked)
+        calibrate(mechanism, participation, **asked)
         if "epsilon" in asked
-        else compute_epsilon(mechanism, participation, released=released, method="monte-carlo", **asked)
+        else compute_epsilon(mechanism, participation, released=released, **asked)
     )
     c = matrix(mechanism, rounds)[:released] / found.noise_multiplier
     m = np.stack([c[:, j::2].sum(axis=1) for j in range(2)])
@@ -250,14 +234,13 @@ def test_answers_of_a_search_by_quadrature(mechanism, rounds: int, released: int
     assert truth * (1 - 1e-3) <= found.delta <= truth * 1.15
 
 
-@pytest.mark.parametrize("method", ["monte-carlo", "deterministic"])
 @pytest.mark.parametrize("sigma", [1e5, 1e16, 1e50, 1e150])
-def test_noise_beyond_any_use_hides_no_loss_in_rounding(sigma: float, method: Method) -> None:
+def test_noise_beyond_any_use_hides_no_loss_in_rounding(sigma: float) -> None:
     """S − 1 tends to N(0, |ū|²), so that δ at ε = 0 tends to |ū|/√2π, ū the mean of the m_j/σ."""
     c = matrix(LambdaCGD(0.5), 6)
     mean = sum(c[:, j::3].sum(axis=1) for j in range(3)) / 3 / sigma
     truth = float(np.linalg.norm(mean)) / math.sqrt(2 * math.pi)
-    found = compute_delta(LambdaCGD(0.5), bins(6, 3), noise_multiplier=sigma, epsilon=0, method=method).delta
+    found = compute_delta(LambdaCGD(0.5), bins(6, 3), noise_multiplier=sigma, epsilon=0).delta
     assert truth * (1 - 1e-6) <= found <= 1.3 * truth
 
 
@@ -286,8 +269,8 @@ def test_quick_guarantee_is_an_upper_bound_too() -> None:
 def test_searches_tell_how_far_they_are() -> None:
     heard: list[str] = []
     calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5, progress=heard.append)
-    assert any("2 of about" in text for text in heard)
-    assert "to be confirmed" in heard[-1]
+    assert len(heard) > 2
+    assert "confirmed" in heard[-1]
 
 
 def test_confidence_bound_fails_as_rarely_as_it_says() -> None:
@@ -301,9 +284,9 @@ def test_confidence_bound_fails_as_rarely_as_it_says() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="non-negative C only"):
+    with pytest.raises(ValueError, match="non-negative C"):
         calibrate(BandInvMF((1.0, 0.5)), bins(12, 3), epsilon=1, delta=1e-5)
-    with pytest.raises(ValueError, match="multiple of the 3 bins"):
+    with pytest.raises(ValueError, match="3 bins"):
         bins(13, 3)
     with pytest.raises(ValueError, match="max_participations"):
         Participation(rounds=12, min_separation=3, max_participations=5, sampling="balls-in-bins")
@@ -341,3 +324,43 @@ def test_what_is_said_at_once_of_a_part_is_not_called_exact(monkeypatch: pytest.
     assert not part.exact
     assert part.sampling == "balls-in-bins"
     assert "without amplification" in part.method
+
+
+# C = I, k = 3 in n = 60 rounds: 1-out-of-20 random allocation with sensitivity √3. δ by opake 0.16.1 (an upper bound):
+# random_allocation_gaussian_pld(σ / 3**0.5, 20, 1, DiscretizationConfig()).delta_at(ε).
+@pytest.mark.parametrize(("sigma", "target", "theirs"), [(1.6, 1.0, 0.000966137373), (0.8, 4.0, 0.007242580970)])
+def test_agrees_with_random_allocation_of_opake(sigma: float, target: float, theirs: float) -> None:
+    found = compute_delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target)
+    assert 0.99 * theirs < found.delta <= theirs
+
+
+def test_agrees_with_random_allocation_of_pld_accounting() -> None:
+    """PLD_accounting 2.0: gaussian_allocation_epsilon_range(delta=1e-4, sigma=1.6 / 3**0.5, num_steps=20,
+    epsilon_accuracy=0.01) gives ε between 1.4601190595 and 1.4686702908.
+    """
+    found = compute_epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4)
+    assert 1.4601190595 < found.epsilon < 1.4686702908
+
+
+def test_agrees_with_jax_privacy() -> None:
+    """jax-privacy 2.0.0: the mean of (1 − e^(1 − L))₊ over 50 000 losses L from get_privacy_loss_sample(
+    BallsInBinsSampling(iterations=60, cycle_length=20), 2.0, 0.5 ** np.arange(60.0), seed=1, positive_sample=True,
+    num_samples=50000) is 0.00284846 ± 0.00012085 for removing, which is larger than for adding.
+    """
+    drawn = compute_delta(LambdaCGD(0.5), bins(60, 20), noise_multiplier=2.0, epsilon=1.0).delta
+    assert drawn == pytest.approx(0.00284846, abs=3 * 0.00012085)
+
+
+def test_extremes_fall_back_on_the_gaussian_mechanism() -> None:
+    """Where squares would overflow amplification is left out: the answer is finite, and larger than it need be."""
+    participation, known = bins(12, 3), Participation(rounds=12, min_separation=3)
+    found = calibrate(LambdaCGD(0.5), participation, epsilon=1e-200, delta=1e-200).noise_multiplier
+    plain = calibrate(LambdaCGD(0.5), known, epsilon=1e-200, delta=1e-200).noise_multiplier
+    assert found == pytest.approx(plain, rel=1e-6)
+    for sigma, least, most in ((1e160, 0, 1e-150), (1e-140, 1e250, 1e300)):
+        assert (
+            least
+            <= compute_epsilon(LambdaCGD(0.5), participation, noise_multiplier=sigma, delta=1e-200).epsilon
+            <= most
+        )
+        assert compute_delta(LambdaCGD(0.5), participation, noise_multiplier=sigma, epsilon=1).delta <= 1

@@ -1,9 +1,7 @@
 """The draws of Balls-in-Bins: against enumeration and quadrature, and their bounds fail as rarely as they say."""
 
-import itertools
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -12,13 +10,9 @@ import pytest
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Bound
-from fedcgd.accounting.balls_in_bins import remove
-from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bound
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
-from fedcgd.accounting.balls_in_bins.remove import remove_bound
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.random_participation import search
-from fedcgd.accounting.random_participation.add import AddDirection, draw_log_ratios
 from fedcgd.accounting.random_participation.remove import RemoveSampler
 from fedcgd.accounting.random_participation.search import Problem
 
@@ -120,59 +114,6 @@ def test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say() -> None:
     assert 40 < sum(scale * values.mean() * shares.mean() < truth for values, shares in few) < 110
 
 
-@pytest.mark.parametrize("overlap", [0.0, 0.4])
-def test_bound_on_the_laplace_transform_of_the_sum(overlap: float) -> None:
-    """ψ(h) = E e^(−hS) by quadrature over two bins: exact for independent ones but for the steps of h, above it for others."""
-    gram = np.array([[1.0, overlap], [overlap, 0.7]])
-    t = np.arange(-9, 9.01, 0.04)
-    root, weight = np.linalg.cholesky(gram), np.exp(-(t**2) / 2) * 0.04 / math.sqrt(2 * math.pi)
-    first = np.exp(root[0, 0] * t - 0.5)[:, None]
-    second = np.exp(root[1, 0] * t[:, None] + root[1, 1] * t[None, :] - 0.35)
-    bound = _log_laplace(gram)
-    for i in range(0, 700, 50):
-        truth = math.log(weight @ np.exp(-_EXPONENTS[i] * (first + second) / 2) @ weight)
-        assert truth - 1e-9 <= bound[i]
-        assert i > 300 or bound[i] <= truth * (0.95 if overlap == 0 else 0.6)  # h up to 5
-
-
-@pytest.mark.parametrize(("overlap", "sigma", "epsilon"), [(0.0, 0.8, 1.0), (0.6, 0.8, 1.0), (0.6, 2.0, 0.5)])
-def test_bounds_without_draws_are_above_quadrature(overlap: float, sigma: float, epsilon: float) -> None:
-    gram = np.array([[1.0, overlap], [overlap, 1.0]]) / sigma**2
-    assert math.exp(remove_bound(gram, epsilon)) > delta_of_two_bins(overlap, sigma, epsilon)
-    x = np.random.default_rng(2).standard_normal((400_000, 2)) @ np.linalg.cholesky(gram).T
-    adding = np.maximum(1 - math.exp(epsilon) * np.exp(x - np.diag(gram) / 2).mean(axis=1), 0)
-    assert add_bound(gram, epsilon) > adding.mean() - 4 * adding.std() / math.sqrt(len(adding))
-
-
-def test_moments_of_order_two_and_three_are_found_and_higher_ones_bounded(monkeypatch) -> None:
-    """E[S^r] by all (J_1 … J_r) of five bins: the bound is that of the best r where r ≤ 3 is best, and else above."""
-    columns = np.random.default_rng(5).uniform(0, 1, (6, 5))
-    gram = columns.T @ columns / 1.2**2
-    orders = range(2, 7)
-    moments = []
-    for r in orders:
-        bins = np.array(list(itertools.product(range(5), repeat=r)))
-        pairs = itertools.combinations(range(r), 2)
-        moments.append(np.exp(sum(gram[bins[:, a], bins[:, c]] for a, c in pairs)).mean())
-    seen = set()
-    for epsilon in (0.5, 2.0, 3.0, 4.0, 6.0):
-        values = [
-            math.log(moment) + (r - 1) * (math.log(r - 1) - epsilon) - r * math.log(r)
-            for r, moment in zip(orders, moments, strict=True)
-        ]
-        best, found = int(np.argmin(values)), remove_bound(gram, epsilon)
-        seen.add(orders[best])
-        assert found >= min(values) - 1e-12
-        if orders[best] <= 3:
-            assert found == pytest.approx(min(values), abs=1e-12)
-            with monkeypatch.context() as few:
-                few.setattr(remove, "BINS", replace(remove.BINS, triples=4))
-                assert remove_bound(gram, epsilon) >= found
-                if orders[best] == 3:
-                    assert remove_bound(gram, epsilon) > found + 0.01
-    assert {2, 3} < seen
-
-
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (2.0, 2.0), (2.0, 5.0)])
 def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float) -> None:
     """Two bins of overlap 0.6, by quadrature; the last is below 10⁻²⁰."""
@@ -180,17 +121,6 @@ def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float
     known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), "known rounds")
     found = search.delta(problem, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
     assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= known.value
-
-
-def test_adding_needs_no_draws_where_a_bound_without_is_enough() -> None:
-    bins, law = Bins(GRAM), BinLaw(3)
-    ratios = draw_log_ratios(bins, law.likelihood(bins, 0.5), 0.5, 1000, (1, 0))
-    drawn = AddDirection.from_pilot(ratios, 1.0, 1000, 1e-9)
-    assert not drawn.proven
-    less, more = drawn.expected / 2, drawn.expected * 2
-    assert AddDirection.from_pilot(ratios, 1.0, 1000, 1e-9, less).confirm(ratios) == less
-    assert AddDirection.from_pilot(ratios, 1.0, 1000, 1e-9, more) == drawn
-    assert law.adding(bins, 0.5, 1.0) == add_bound(GRAM / 0.25, 1.0)
 
 
 @pytest.mark.parametrize("overlap", [0.9, 0.999])

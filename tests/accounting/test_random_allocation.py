@@ -167,7 +167,7 @@ def test_unit_columns_have_one_band_too() -> None:
 
 @pytest.mark.parametrize("wrong", [{}, {"max_participations": 5}, {"max_participations": 3, "min_separation": 2}])
 def test_epochs_are_whole(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"random-allocation (needs max_participations|has min_separation 1)"):
+    with pytest.raises(ValueError, match=r"max_participations|min_separation"):
         Participation(rounds=12, sampling="random-allocation", **wrong)
 
 

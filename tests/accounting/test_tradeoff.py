@@ -62,13 +62,13 @@ def test_a_trade_off_function_is_convex_non_increasing_and_at_most_one_minus_alp
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ValueError, match="mu must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"^mu .*-1"):
         gaussian_trade_off(-1, 0.5)
-    with pytest.raises(ValueError, match=r"alpha must be in \[0, 1\], got 1.5"):
+    with pytest.raises(ValueError, match=r"alpha .*1.5"):
         gaussian_trade_off(1, [0.5, 1.5])
     with pytest.raises(ValueError, match="got nan"):
         profile_trade_off([(1, 0.1)], float("nan"))
-    with pytest.raises(ValueError, match=r"got \(-1, 0.1\)"):
+    with pytest.raises(ValueError, match=r"\(-1, 0.1\)"):
         profile_trade_off([(-1, 0.1)], 0.5)
 
 

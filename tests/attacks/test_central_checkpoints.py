@@ -3,6 +3,7 @@
 import gc
 import pickle
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -140,24 +141,6 @@ def test_the_batches_after_loading_are_those_of_the_checkpoints_run(tmp_path, mo
     assert torch.equal(next(iter(again.loader))[0], torch.stack(inputs))
 
 
-def test_a_loop_that_began_before_loading_is_over(tmp_path, monkeypatch):
-    """Its workers may have prepared batches of another run's split."""
-    run = Run(monkeypatch)
-    run.engine.save_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
-    batches = iter(run.loader)
-    run.engine.load_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
-    with refused("another loop"):
-        next(batches)
-
-
-def test_schedulers_of_noise_and_clip_norm_are_not_part_of_a_checkpoint(tmp_path, monkeypatch):
-    run = Run(monkeypatch)
-    for method in (run.engine.save_checkpoint, run.engine.load_checkpoint):
-        for name in ("noise_scheduler", "grad_clip_scheduler"):
-            with pytest.raises(ValueError, match="every round"):
-                method(path=tmp_path / "c", module=run.module, **{name: object()})
-
-
 def test_a_checkpoint_whose_noise_this_version_does_not_make_is_refused(tmp_path, monkeypatch):
     """Its rounds would be replayed as other noise, and nothing would cancel."""
     run = Run(monkeypatch)
@@ -169,86 +152,43 @@ def test_a_checkpoint_whose_noise_this_version_does_not_make_is_refused(tmp_path
         run.engine.load_checkpoint(path=tmp_path / "old", module=run.module, optimizer=run.optimizer)
 
 
-def engines(folder, key, record, epochs=2):
-    """An engine for 3 rounds an epoch, its module, its optimizer and its loader."""
-    model = nn.Linear(6, 3)
-    engine = CorrelatedPrivacyEngine(key, record=None if record is None else folder / record)
-    private = engine.make_private_with_epsilon(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(examples(12), batch_size=4),
-        mechanism="lambda-cgd:0.8", sampling="none", target_epsilon=4.0, target_delta=1e-5, epochs=epochs, max_grad_norm=1.0,
-    )  # fmt: skip
-    return engine, *private
+def released(number, monkeypatch, folder, **options):
+    """A run that is saved when it has released `number` rounds of six, and ends after one more."""
+    run = Run(monkeypatch, **options)
+    for round, batch in enumerate(run.loader):
+        if round == number:
+            run.engine.save_checkpoint(path=folder / "c", module=run.module, optimizer=run.optimizer)
+        run.step(batch)
+        if round == number:
+            break
+    monkeypatch.undo()
+    del run
+    gc.collect()  # its record is closed
 
 
-def train_and_die(folder, key, *, record, saved_after):
-    """Four rounds; of those after `saved_after` no checkpoint knows. The record is closed in the end."""
-    release_four(folder, key, record, saved_after)
-    gc.collect()
+def goes_on(monkeypatch, folder, **options):
+    run = Run(monkeypatch, **options)
+    run.engine.load_checkpoint(path=folder / "c", module=run.module, optimizer=run.optimizer)
+    run.step(next(iter(run.loader)))
 
 
-def release_four(folder, key, record, saved_after):
-    engine, module, optimizer, loader = engines(folder, key, record)
-    for epoch in range(2):
-        for number, (inputs, labels) in enumerate(loader, start=3 * epoch):
-            if number == saved_after:
-                engine.save_checkpoint(path=folder / "c", module=module, optimizer=optimizer)
-            if number == 4:
-                return
-            nn.functional.cross_entropy(module(inputs), labels).backward()
-            optimizer.step()
-
-
-def go_on(folder, key, record):
-    engine, module, optimizer, loader = engines(folder, key, record)
-    engine.load_checkpoint(path=folder / "c", module=module, optimizer=optimizer)
-    inputs, labels = next(iter(loader))
-    nn.functional.cross_entropy(module(inputs), labels).backward()
-    optimizer.step()
-
-
-def test_rounds_that_may_have_been_released_before_are_a_warning(tmp_path):
-    key = NoiseKey.generate()
-    train_and_die(tmp_path, key, record=None, saved_after=2)
-    with pytest.warns(UserWarning, match="record="):
-        go_on(tmp_path, key, None)
-
-
-def test_a_checkpoint_of_a_run_without_a_record_does_not_get_one(tmp_path):
-    key = NoiseKey.generate()
-    train_and_die(tmp_path, key, record=None, saved_after=2)
-    with pytest.raises(ValueError, match="another run"):
-        go_on(tmp_path, key, "begun.db")
-
-
-@pytest.mark.parametrize(("record", "simulated"), [("run.db", False), (None, True)])
-def test_who_knows_all_releases_is_not_warned(record, simulated, tmp_path):
-    """By a record, or because a simulation is nobody's data."""
+@pytest.mark.parametrize(
+    ("record", "simulated", "warned"), [(None, False, True), ("r", False, False), (None, True, False)]
+)
+def test_rounds_that_may_have_been_released_before_are_a_warning(record, simulated, warned, tmp_path, monkeypatch):
+    """Unless a record knows all releases, or a simulation is nobody's data."""
     key = NoiseKey.simulation(1) if simulated else NoiseKey.generate()
-    train_and_die(tmp_path, key, record=record, saved_after=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        go_on(tmp_path, key, record)
+    options = {"key": key, "record": tmp_path / record if record else None}
+    released(1, monkeypatch, tmp_path, **options)
+    with pytest.warns(UserWarning, match="record=") if warned else nullcontext():
+        goes_on(monkeypatch, tmp_path, **options)
 
 
-def test_a_run_that_is_complete_is_loaded_without_a_warning(tmp_path):
+def test_a_checkpoint_of_a_run_without_a_record_does_not_get_one(tmp_path, monkeypatch):
     key = NoiseKey.generate()
-    engine, module, optimizer, loader = engines(tmp_path, key, None, epochs=1)
-    for inputs, labels in loader:
-        nn.functional.cross_entropy(module(inputs), labels).backward()
-        optimizer.step()
-    engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
-    again, module, optimizer, _ = engines(tmp_path, key, None, epochs=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
-
-
-def test_an_engine_that_goes_back_to_its_own_last_checkpoint_is_not_warned(tmp_path):
-    engine, module, optimizer, _ = engines(tmp_path, NoiseKey.generate(), None)
-    engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        engine.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+    released(1, monkeypatch, tmp_path, key=key)
+    with pytest.raises(ValueError, match="another run"):
+        goes_on(monkeypatch, tmp_path, key=key, record=tmp_path / "begun.db")
 
 
 @pytest.mark.filterwarnings("ignore:nothing says whether rounds after")
@@ -270,3 +210,13 @@ def test_a_run_goes_on_with_the_epochs_that_it_began_with(other, tmp_path, monke
     with pytest.raises(ValueError, match="batch_size"):
         engine.load_checkpoint(path=tmp_path / "saved", module=module, optimizer=optimizer)
     assert engine.accountant.released == 0
+
+
+def test_a_loop_that_began_before_loading_is_over(tmp_path, monkeypatch):
+    """Its workers may have prepared batches of another run's split."""
+    run = Run(monkeypatch)
+    run.engine.save_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    batches = iter(run.loader)
+    run.engine.load_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    with refused("another loop"):
+        next(batches)

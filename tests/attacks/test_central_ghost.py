@@ -47,29 +47,9 @@ def test_tokens_that_cancel_do_not_hide_the_norm(inputs, size, monkeypatch):
         try:
             norms.append(release(run))
         except RuntimeError as error:
-            if size < 1e7 or "are not those that autograd finds" not in str(error):
+            if size < 1e7 or "that autograd" not in str(error):
                 raise
     assert max(norms) <= 1.0
-
-
-def test_an_ordinary_sequence_keeps_its_gradient(monkeypatch):
-    """The safety of cancelling tokens costs others less than a part in a thousand."""
-    torch.manual_seed(3)
-    tokens = torch.randn(4, 32, 8)
-    totals = []
-    for mode in ("ghost", "hooks"):
-        torch.manual_seed(1)
-        run = Run(
-            monkeypatch,
-            data=TensorDataset(tokens, torch.arange(4) % 3),
-            clip_norm=0.01,
-            epochs=1,
-            model=Mean(),
-            mode=mode,
-        )
-        run.train()
-        totals.append(run.sums[0])
-    assert float((totals[0] - totals[1]).norm() / totals[1].norm()) < 1e-3
 
 
 @pytest.mark.parametrize("shape", ["linear", "sequence", "embedding"])
@@ -125,25 +105,6 @@ def test_short_matrix_products_do_not_lift_a_norm(precision, monkeypatch):
             assert release(Run(monkeypatch, data=data, batch=1, epochs=1, model=Mean(64, 32), mode="ghost")) <= 1.0
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def test_a_layer_that_is_used_twice_is_clipped_once(monkeypatch):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 6)
-            self.out = nn.Linear(6, 3)
-
-        def forward(self, inputs):
-            return self.out(self.layer(torch.tanh(self.layer(inputs))))
-
-    sums = []
-    for mode in ("ghost", "hooks"):
-        torch.manual_seed(5)
-        run = Run(monkeypatch, model=Twice(), mode=mode, clip_norm=3.0)
-        run.train()
-        sums.append(torch.stack(run.sums))
-    assert torch.allclose(*sums, atol=1e-4)
 
 
 def test_the_longest_sequence_of_all_parts_decides_whether_a_sum_is_safe(monkeypatch):

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from central_runs import MODES, Run, examples
+from central_runs import Run, examples
 from torch import nn
 
 from fedcgd.opacus import CrossExampleLeakError, check_independence
@@ -55,37 +55,6 @@ def test_what_is_kept_for_the_next_batch_is_refused(where, batch, monkeypatch):
     assert run.sums == []
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_hidden_state_that_goes_on_is_refused_in_every_mode(mode, monkeypatch):
-    run = Run(monkeypatch, model=Remembering("attribute"), mode=mode)
-    with pytest.raises(CrossExampleLeakError, match="next batch"):
-        run.train()
-
-
-class Contrasted(nn.Module):
-    """The keys of earlier batches in a queue, as MoCo has them: K. He et al., arXiv:1911.05722."""
-
-    def __init__(self, persistent):
-        super().__init__()
-        self.encoder = nn.Linear(6, 3)
-        self.register_buffer("queue", torch.ones(3, 5), persistent=persistent)
-
-    def forward(self, inputs):
-        keys = self.encoder(inputs)
-        logits = keys @ self.queue.clone()
-        self.queue.copy_(torch.cat([keys.detach().T, self.queue], 1)[:, :5])
-        return logits
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_queue_of_keys_is_refused(persistent, batch, monkeypatch):
-    run = Run(monkeypatch, model=Contrasted(persistent), batch=batch)
-    with pytest.raises(RuntimeError, match=r"next batch|buffer|encoder"):
-        run.train()
-    assert run.sums == []
-
-
 class Counting(nn.Module):
     """What an honest model keeps: how often it was called, a mask for each length, random numbers of its own."""
 
@@ -124,10 +93,3 @@ def test_the_public_function_says_where():
         check_independence(Remembering("attribute"), batch[0][:1])
     with pytest.raises(ValueError, match="train mode"):
         check_independence(nn.Linear(6, 3).eval(), batch)
-
-
-def test_the_public_function_takes_a_private_module(monkeypatch):
-    run = Run(monkeypatch)
-    check_independence(run.module, run.data.tensors)
-    run.train()
-    assert run.released == 3

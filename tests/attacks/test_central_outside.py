@@ -59,15 +59,6 @@ def test_a_trained_parameter_that_is_itself_an_input_is_refused(monkeypatch):
         run.module(inputs, prompt=PROMPT)
 
 
-def test_another_private_module_may_stand_before_it(monkeypatch):
-    before, run = Run(monkeypatch, model=nn.Linear(6, 6)), Run(monkeypatch)
-    for (inputs, labels), _ in zip(run.loader, before.loader, strict=True):
-        run.loss(run.module(before.module(inputs)), labels).backward()
-        run.optimizer.step()
-        before.optimizer.step()
-    assert (run.released, before.released) == (3, 3)
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by the compiler
 @pytest.mark.parametrize("compiled", [False, True])
 def test_they_are_refused_in_later_steps_too(compiled, monkeypatch):
@@ -102,16 +93,4 @@ def attacked(inputs):
 def test_what_is_not_trained_may_stand_before_it(before, monkeypatch):
     run = Run(monkeypatch)
     run.train(lambda batch: run.step([before(batch[0]), batch[1]]))
-    assert run.released == 3
-
-
-def test_an_evaluation_without_gradients_is_not_looked_at(monkeypatch):
-    run = Run(monkeypatch)
-    with torch.no_grad():
-        run.module(ENCODER(torch.randn(4, 6)))
-
-
-def test_a_private_module_may_be_called_with_what_it_gave(monkeypatch):
-    run = Run(monkeypatch, model=nn.Linear(6, 6))
-    run.train(lambda batch: run.step([run.module(batch[0]), batch[1] % 3]))
     assert run.released == 3

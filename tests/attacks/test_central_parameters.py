@@ -1,4 +1,6 @@
-"""The norms cover exactly the parameters that move: sets that change after make_private are refused at the next step."""
+"""The plan's numbers hold for what moves: parameters, norm, noise and model that change after make_private are refused."""
+
+import copy
 
 import pytest
 import torch
@@ -75,3 +77,38 @@ def test_a_parameter_that_needs_a_gradient_and_is_nobodys_is_refused(monkeypatch
 def test_embeddings_that_change_by_being_looked_up_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="max_norm"):
         Run(monkeypatch, model=nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)))
+
+
+def test_norm_noise_and_cohort_cannot_be_assigned(monkeypatch):
+    """As the schedulers of Opacus do."""
+    run = Run(monkeypatch)
+    for name, value in (("max_grad_norm", 50.0), ("noise_multiplier", 0), ("expected_batch_size", 3)):
+        with pytest.raises(ValueError, match=name):
+            setattr(run.optimizer, name, value)
+    assert (run.optimizer.max_grad_norm, run.optimizer.noise_multiplier) == (1.0, 1.0)
+    assert run.optimizer.expected_batch_size == 4
+
+
+def test_a_second_model_ends_the_run_of_the_first(monkeypatch):
+    """Whatever an engine releases is on its account."""
+    run = Run(monkeypatch)
+    other = torch.nn.Linear(6, 3)
+    run.engine.make_private(
+        module=other,
+        optimizer=torch.optim.SGD(other.parameters(), lr=0.1),
+        data_loader=torch.utils.data.DataLoader(run.data, batch_size=4),
+        plan=run.plan,
+    )
+    with pytest.raises(RuntimeError, match="private again"):
+        run.train()
+    assert run.sums == []
+
+
+@pytest.mark.parametrize("what", ["loader", "accountant", "engine", "optimizer"])
+def test_only_the_module_of_a_run_is_copied(what, monkeypatch):
+    """Two copies of anything else would release a round twice."""
+    run = Run(monkeypatch)
+    part = run.engine.accountant if what == "accountant" else getattr(run, what)
+    with pytest.raises(TypeError, match="copied or"):
+        copy.deepcopy(part)
+    assert copy.deepcopy(run.module).state_dict().keys() == run.module.state_dict().keys()

@@ -108,7 +108,7 @@ class Program:
             run.base.step()
 
 
-def sums_of(mode, actions, silent, monkeypatch, release):
+def sums_of(mode, actions, silent, monkeypatch):
     """The released sums (and how many examples their rounds had) of a program in which example `silent` is silent.
 
     The parameters do not move (rate 0), so that two programs differ in the sums alone.
@@ -124,48 +124,44 @@ def sums_of(mode, actions, silent, monkeypatch, release):
         except (RuntimeError, ValueError, AssertionError) as error:
             program.batches = program.batch = None
             outcomes.append(type(error))
-    release.append(len(run.sums))
     return run.sums, outcomes
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(actions=st.lists(st.sampled_from(ACTIONS), min_size=4, max_size=24), silent=st.integers(0, SIZE - 1))
 def test_no_program_lifts_a_sum(mode, actions, silent):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        releases = []
-        everybody, outcomes = sums_of(mode, actions, -1, monkeypatch, releases)
-        without, others = sums_of(mode, actions, silent, monkeypatch, releases)
+        everybody, outcomes = sums_of(mode, actions, -1, monkeypatch)
+        without, others = sums_of(mode, actions, silent, monkeypatch)
     assert outcomes == others  # what fails does not depend on the example
     for total, less in zip(everybody, without, strict=True):
         assert float(total.norm()) <= BATCH * CLIP
         assert float((total - less).norm()) <= CLIP
 
 
+KNOWN = [
+    ["peek", "second backward", "step"], ["train", "step", "train"], ["train", "backward", "step", "train"],
+    ["half", "train"], ["peek", "backward", "peek", "backward", "step"], ["physical", "break", "physical", "train", "train"],
+    ["train", "module.zero_grad", "train", "break", "peek", "train", "physical", "train", "save", "load", "train"],
+]  # fmt: skip
+"""The last is honest: it releases four rounds, in some of which an example moves the sum by nearly ζ."""
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_programs_release_and_reach_the_bound(mode, monkeypatch):
-    """The property above is not about nothing: rounds are released, and an example moves a sum by nearly ζ."""
-    releases = []
-    actions = [
-        "train",
-        "module.zero_grad",
-        "train",
-        "break",
-        "peek",
-        "train",
-        "physical",
-        "train",
-        "save",
-        "load",
-        "train",
-    ]
-    everybody, _ = sums_of(mode, actions, -1, monkeypatch, releases)
-    assert releases[0] == 4
-    moved = []
+@pytest.mark.parametrize("actions", KNOWN, ids=" ".join)
+def test_no_known_program_lifts_a_sum(actions, mode, monkeypatch):
+    """And the property above is not about nothing."""
+    everybody, outcomes = sums_of(mode, actions, -1, monkeypatch)
+    moved = [0.0]
     for silent in range(SIZE):
-        without, _ = sums_of(mode, actions, silent, monkeypatch, releases)
+        without, others = sums_of(mode, actions, silent, monkeypatch)
+        assert outcomes == others
         moved += [float((total - less).norm()) for total, less in zip(everybody, without, strict=True)]
-    assert max(moved) > 0.99 * CLIP
+    assert max(moved) <= CLIP
+    if actions is KNOWN[-1]:
+        assert len(everybody) == 4
+        assert max(moved) > 0.99 * CLIP
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

@@ -4,62 +4,6 @@ import numpy as np
 import pytest
 import torch
 from central_runs import MODES, Run, refused
-from opacus.utils.batch_memory_manager import BatchMemoryManager
-
-from fedcgd.noise.keys import NoiseKey
-
-
-def one_by_one(run, stop=None, clear=True):
-    manager = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=1, optimizer=run.optimizer)
-    with manager as batches:
-        for number, batch in enumerate(batches):
-            if number == stop:
-                return
-            if clear:
-                run.optimizer.zero_grad()
-            run.backward(batch)
-            run.optimizer.step()
-
-
-@pytest.mark.parametrize("clear", ["module", "nothing", "model", "both"])
-@pytest.mark.parametrize("mode", MODES)
-def test_module_zero_grad_or_none_adds_no_earlier_round(mode, clear, monkeypatch):
-    run = Run(monkeypatch, size=16, batch=1, epochs=1, mode=mode)
-    for batch in run.loader:
-        if clear in ("module", "both"):
-            run.module.zero_grad()
-        if clear == "both":
-            run.optimizer.zero_grad()
-        if clear == "model":
-            run.model.zero_grad()
-        run.backward(batch)
-        run.optimizer.step()
-    assert len(run.sums) == 16
-    assert max(run.norms()) <= 1.0
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_parts_of_a_batch_need_no_zero_grad_between_them(mode, monkeypatch):
-    sums = []
-    for clear in (True, False):
-        run = Run(monkeypatch, size=4, batch=4, epochs=1, mode=mode)
-        one_by_one(run, clear=clear)
-        sums.append(run.sums[0])
-    assert torch.equal(*sums)
-
-
-@pytest.mark.parametrize("stop", [1, 2, 3])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_loop_that_is_left_and_entered_again_starts_its_round_afresh(mode, stop, monkeypatch):
-    """Three of four examples are in the sum; then the same cell of a notebook runs again."""
-    run = Run(monkeypatch, size=4, batch=4, epochs=1, mode=mode)
-    one_by_one(run, stop)
-    assert run.sums == []
-    one_by_one(run)
-    straight = Run(monkeypatch, size=4, batch=4, epochs=1, mode=mode)
-    one_by_one(straight)
-    assert torch.equal(run.sums[0], straight.sums[0])
-    assert run.released == 1
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "step"])
@@ -89,15 +33,6 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(mode, where, monkeypatch):
     assert [torch.equal(a, b) for a, b in zip(run.sums[-3:], straight.sums, strict=True)] == [True] * 3
 
 
-def test_two_loops_at_once_are_refused(monkeypatch):
-    run = Run(monkeypatch)
-    with refused("another loop"):
-        list(zip(run.loader, run.loader, strict=True))
-    assert run.sums == []
-    run.train()  # and the next loop goes on
-    assert run.released == 3
-
-
 def test_a_batch_of_two_loops_is_no_batch_of_the_round(monkeypatch):
     run = Run(monkeypatch)
     one = next(iter(run.loader))
@@ -115,43 +50,6 @@ def test_a_loop_that_another_one_overtook_ends(monkeypatch):
     with refused("another loop"):
         next(older)
     assert run.released == 2
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_second_backward_pass_or_a_second_step_is_refused(mode, monkeypatch):
-    run = Run(monkeypatch, mode=mode)
-    batch = next(iter(run.loader))
-    run.step(batch)
-    with refused("no batch"):
-        run.step(batch)
-    assert len(run.sums) == 1
-    if mode != "ew":  # there the two gradients of an example are added up, and clipped together
-        batch = next(iter(run.loader))
-        run.backward(batch)
-        run.backward(batch)
-        with refused("rows"):
-            run.optimizer.step()
-        assert len(run.sums) == 1
-
-
-@pytest.mark.parametrize("physical", [None, 2])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_part_of_a_batch_that_is_left_out_is_refused(mode, physical, monkeypatch):
-    """A loop that skips what is not finite: the others' part in the sum would depend on that example."""
-    run = Run(monkeypatch, mode=mode)
-    manager = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=physical or 9, optimizer=run.optimizer)
-
-    def loop():
-        with manager as batches:
-            for number, batch in enumerate(batches):
-                if physical is None:
-                    run.step([part[1:] for part in batch])
-                elif number != 0:
-                    run.step(batch)
-
-    with refused("rows", "order"):
-        loop()
-    assert run.sums == []
 
 
 def test_a_step_of_the_wrapped_optimizer_is_refused(monkeypatch):
@@ -178,44 +76,6 @@ def test_an_example_of_several_rows_is_refused(monkeypatch):
     run = Run(monkeypatch, model=Flattened())
     with refused("rows"):
         run.train()
-    assert run.sums == []
-
-
-def test_a_failed_step_releases_nothing_and_the_round_can_be_tried_again(monkeypatch):
-    run = Run(monkeypatch, key=NoiseKey.generate())
-    source = run.engine.accountant.rounds.releases._noise._source
-    add, tried = source.add, []
-
-    def failing(total, nonces, stddev):
-        tried.append(nonces[-1])
-        if len(tried) == 1:
-            raise MemoryError
-        add(total, nonces, stddev)
-
-    source.add = failing
-    with pytest.raises(MemoryError):
-        run.train()
-    assert run.released == 0
-    run.train()
-    assert run.released == 3
-    assert len(set(tried)) == 4  # the second try of the round has noise of its own
-
-
-def test_an_interrupted_step_ends_its_round(monkeypatch):
-    """Half of the parts may be in the sum: the batch is not good for another try without the loader."""
-    run = Run(monkeypatch)
-    batch = next(iter(run.loader))
-    run.backward(batch)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("fedcgd.opacus.clipped_sum.DenseGradients.add_to", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run.optimizer.step()
-    with refused("no batch"):
-        run.step(batch)
     assert run.sums == []
 
 

@@ -1,4 +1,4 @@
-"""A keeper that is a service, over its socket: strangers, two lists, replays, other terms. Only one noised sum a round opens."""
+"""A keeper that is a service, over its socket: strangers, and questions that there are not."""
 
 import socket
 from dataclasses import replace
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from keeper_openings import PLAN, agreement_of, updates
+from keeper_openings import agreement_of, updates
 from keeper_services import Services, certificate
 
-from fedcgd.keepers import Agreement, Masked, Opening, Refusal, Tls, mask
+from fedcgd.keepers import Agreement, Masked, Opening, Tls, mask
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.service import ask
 from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, proof_of, to_bytes
@@ -37,12 +37,6 @@ def asked(services: Services, agreement: Agreement, opening: Opening, tls: Tls |
     address = services.keepers.cards[0].address
     request = to_bytes(agreement, opening)
     return ask(address, "/open", request, tls or services.tls("server"), most=10**6, timeout=30.0)
-
-
-def refusal(services: Services, agreement: Agreement, opening: Opening) -> Refusal:
-    found = answer_from_bytes(asked(services, agreement, opening), agreement)
-    assert isinstance(found, Refusal)
-    return found
 
 
 def masked(agreement: Agreement, count: int = 3) -> list[Masked]:
@@ -74,37 +68,6 @@ def test_a_server_asks_nobody_but_the_keeper(services: Services, tmp_path: Path)
     agreement = agreement_of(services.keepers)
     with pytest.raises(OSError, match="certificate verify"):
         asked(services, agreement, opening(masked(agreement)), server)
-
-
-def test_a_second_list_and_a_replay_open_nothing_new(services: Services) -> None:
-    agreement = agreement_of(services.keepers)
-    sent = masked(agreement)
-    first = asked(services, agreement, opening(sent))
-    assert asked(services, agreement, opening(sent)) == first  # the same request, the same answer
-    assert "opened already" in refusal(services, agreement, opening(sent[1:])).reason
-    for replayed in (opening(sent, round=1), opening(sent, attempt=1)):
-        assert refusal(services, agreement, replayed).unreadable == (0, 1, 2)
-    twice = refusal(services, agreement, opening([*sent, sent[0]]))
-    assert "twice on" in twice.reason
-    assert len(read(record_file(services.key("k0"))).openings) == 1
-
-
-def test_other_terms_open_nothing(services: Services) -> None:
-    """Nodes clip at 1 and are told so much noise; the keeper is asked for less, or for another run."""
-    agreement = agreement_of(services.keepers)
-    sent = masked(agreement)
-    for told in (
-        replace(agreement, plan=replace(PLAN, clip_norm=0.1)),
-        replace(agreement, plan=replace(PLAN, noise_multiplier=0.5)),
-        replace(agreement, run="another"),
-    ):
-        assert refusal(services, told, opening(sent)).unreadable == (0, 1, 2)
-    fewer = replace(
-        agreement, keepers=replace(services.keepers, away=0, cards=(replace(services.keepers.cards[0], name="x"),))
-    )
-    other = Opening(round=0, attempt=0, present=("x",), tickets=(b"t" * 16,), sealed=(b"s" * 1168,), after=None)
-    assert "same keepers.toml" in refusal(services, fewer, other).reason
-    assert read(record_file(services.key("k0"))).context is None
 
 
 @pytest.mark.parametrize("question", ["/", "/who?", "/../open", "/opens"])

@@ -152,21 +152,6 @@ def test_users_that_fail_are_slow_or_give_nan_are_told_apart_by_nothing() -> Non
     assert all(set(one) == {"round", "attempt", "ticket", "sealed", "dtype", "shape", "bytes"} for one in honest)
 
 
-def test_a_train_function_that_raises_is_told_apart_by_nothing_either() -> None:
-    def failing(work, context):
-        raise RuntimeError("this user's record says HIV")
-
-    app = ClientApp()
-    host_users(app, lambda context: ["u000"], failing, keepers=SIMULATED)
-    tap = Tap(dict.fromkeys(names(12), 1.0), 6)
-    tap.grid.nodes[1].app = app
-    tap.run()
-    assert len(tap.kept) == 8
-    for reply in tap.kept:
-        assert not reply.has_error()
-        assert set(reply.content["fedcgd"]) == {"round", "attempt", "ticket", "sealed"}
-
-
 def test_the_server_has_no_key_of_the_noise_and_its_ledger_none_of_the_sums(tmp_path: Path) -> None:
     """What the server's key makes is not in the release; and no table of the ledger has a column of the sum's size."""
     released = []
@@ -185,3 +170,18 @@ def test_the_server_has_no_key_of_the_noise_and_its_ledger_none_of_the_sums(tmp_
         for table in tables:
             for row in connection.execute(f"SELECT * FROM {table}"):
                 assert all(not isinstance(value, bytes) or len(value) < SIZE for value in row)
+
+
+def test_a_train_function_that_raises_is_told_apart_by_nothing_either() -> None:
+    def failing(work, context):
+        raise RuntimeError("this user's record says HIV")
+
+    app = ClientApp()
+    host_users(app, lambda context: ["u000"], failing, keepers=SIMULATED)
+    tap = Tap(dict.fromkeys(names(12), 1.0), 6)
+    tap.grid.nodes[1].app = app
+    tap.run()
+    assert len(tap.kept) == 8
+    for reply in tap.kept:
+        assert not reply.has_error()
+        assert set(reply.content["fedcgd"]) == {"round", "attempt", "ticket", "sealed"}

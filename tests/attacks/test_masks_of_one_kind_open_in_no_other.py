@@ -111,6 +111,24 @@ def test_a_kind_is_bound_to_the_run_that_a_key_serves_with_the_plans_of_both() -
         agreement_of(KEEPERS).of(EVALUATION)
 
 
+def test_a_node_counts_the_turns_of_each_kind_by_its_own_plan() -> None:
+    often = replace(PLAN, participation=replace(PLAN.participation, min_separation=2))
+    agreements = both(plan=often)
+    with NodeParticipations.open(":memory:") as turns:
+        turns.count(agreements[TRAINING], 4, 0, ["ada"])
+        turns.count(agreements[EVALUATION], 0, 0, ["ada"])  # the fourth round of training was not one of evaluation
+        turns.count(agreements[EVALUATION], 2, 0, ["ada"])
+        for kind, round in ((TRAINING, 6), (EVALUATION, 3)):
+            with pytest.raises(RefusedError, match="rounds apart"):
+                turns.count(agreements[kind], round, 0, ["ada"])
+        with pytest.raises(RefusedError, match="2 already"):
+            turns.count(agreements[EVALUATION], 2, 0, ["ada"])
+        with pytest.raises(RefusedError, match="another run"):
+            turns.count(both(plan=PLAN)[EVALUATION], 6, 0, ["ben"])
+        turns.count(agreements[TRAINING], 7, 0, ["ada"])
+        turns.count(agreements[EVALUATION], 7, 0, ["evaluation ada", "ada"])  # names are not mixed up with kinds
+
+
 def test_the_keepers_limit_covers_both_kinds_together() -> None:
     epsilon = PLAN.guarantee().epsilon
     limited = replace(KEEPERS, epsilon=1.01 * epsilon, delta=PLAN.delta)
@@ -129,21 +147,3 @@ def test_the_keepers_limit_covers_both_kinds_together() -> None:
 def test_shares_of_the_evaluations_noise_too_small_to_be_rounded_one_by_one_are_refused() -> None:
     with pytest.raises(ValueError, match="the lattice"):
         both(plan=replace(PLAN, noise_multiplier=1e-4))
-
-
-def test_a_node_counts_the_turns_of_each_kind_by_its_own_plan() -> None:
-    often = replace(PLAN, participation=replace(PLAN.participation, min_separation=2))
-    agreements = both(plan=often)
-    with NodeParticipations.open(":memory:") as turns:
-        turns.count(agreements[TRAINING], 4, 0, ["ada"])
-        turns.count(agreements[EVALUATION], 0, 0, ["ada"])  # the fourth round of training was not one of evaluation
-        turns.count(agreements[EVALUATION], 2, 0, ["ada"])
-        for kind, round in ((TRAINING, 6), (EVALUATION, 3)):
-            with pytest.raises(RefusedError, match="rounds apart"):
-                turns.count(agreements[kind], round, 0, ["ada"])
-        with pytest.raises(RefusedError, match="2 already"):
-            turns.count(agreements[EVALUATION], 2, 0, ["ada"])
-        with pytest.raises(RefusedError, match="another run"):
-            turns.count(both(plan=PLAN)[EVALUATION], 6, 0, ["ben"])
-        turns.count(agreements[TRAINING], 7, 0, ["ada"])
-        turns.count(agreements[EVALUATION], 7, 0, ["evaluation ada", "ada"])  # names are not mixed up with kinds

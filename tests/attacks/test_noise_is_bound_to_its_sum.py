@@ -139,13 +139,6 @@ def test_equal_sums_after_different_rounds_have_different_noise(snapshot) -> Non
     assert_tells_nothing([unmasked, np.zeros(SIZE)], grid.from_steps(sums[0] - sums[1]))
 
 
-def test_the_same_sum_is_released_the_same_way_where_the_random_numbers_repeat(monkeypatch) -> None:
-    """Which is harmless: the second release says nothing new."""
-    monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
-    nonces = {KEY.nonce_of("", np.arange(SIZE), earlier=[7], attempt=attempt) for attempt in range(2)}
-    assert len(nonces) == 1
-
-
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_central_training_that_is_resumed_twice_in_mid_step(mode: str, snapshot) -> None:
     model = nn.Linear(SIZE, 1, bias=False)

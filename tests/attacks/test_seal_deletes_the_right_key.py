@@ -4,21 +4,18 @@ import shutil
 from pathlib import Path
 
 import command_line
-from ledgers import refused
+from ledgers import recorded, refused
 from plans import make_plan
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
-from fedcgd.ledger import Ledger, export, seal
+from fedcgd.ledger import export, seal
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=1))
 
 
 def run(path: Path, key_file: Path, task: str = "one") -> None:
     key = NoiseKey.from_file(key_file, create=True)
-    with Ledger.open(path, plan=PLAN, configuration={"task": task}, key=key) as ledger:
-        attempt = ledger.plan_round(0, ["ann"])
-        ledger.record_aggregated(0, attempt, 1)
-        ledger.record_released(0, attempt, b"model")
+    recorded(path, ["ann"], PLAN, key, configuration={"task": task}, over=False)
 
 
 def sealed(*words: object):
@@ -29,7 +26,7 @@ def test_a_mistyped_key_file_is_an_error(tmp_path: Path) -> None:
     run(tmp_path / "run.db", tmp_path / "noise.key")
     result = sealed(tmp_path / "run.db", "--key-file", tmp_path / "nosie.key")
     assert result.exit_code != 0
-    assert "there is no key file" in result.stderr
+    assert "no key" in result.stderr
     assert "deleted" not in result.stdout
     assert (tmp_path / "noise.key").exists()
     assert export(tmp_path / "run.db")["run"]["sealed"] is None

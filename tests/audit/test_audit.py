@@ -75,14 +75,6 @@ def test_sigma_ten_percent_too_small_is_refuted(mechanism: Mechanism, epsilon: f
     assert result.epsilon_lower > epsilon
 
 
-def test_ten_percent_is_told_from_chance() -> None:
-    """Over many seeds the honest release always passes at 99 %, and the one with 0.9σ never does."""
-    plan = planned(LambdaCGD(0.8), 2.0)
-    for seed in range(5):
-        assert audit(released(plan), LambdaCGD(0.8), 2.0, seed=seed).passed
-        assert not audit(released(plan, scale=0.9), LambdaCGD(0.8), 2.0, seed=seed).passed
-
-
 @pytest.mark.parametrize("mechanism", MECHANISMS[1:3])
 def test_cross_terms_dropped_from_the_sensitivity_are_refuted(mechanism: Mechanism) -> None:
     """σ from √(Σ ‖C[:, i]‖²) over the user's rounds, as if its columns were orthogonal."""
@@ -92,14 +84,6 @@ def test_cross_terms_dropped_from_the_sensitivity_are_refuted(mechanism: Mechani
     plan = planned(mechanism, 8.0)
     wrong = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * dropped / right)
     assert not audit(released(wrong), mechanism, 8.0).passed
-
-
-def test_columns_that_do_not_overlap_have_no_cross_terms_to_drop() -> None:
-    """C = I: the formula without cross terms is right, and passes."""
-    plan = planned(DPSGD(), 8.0)
-    unit = plan.noise_multiplier / np.linalg.norm(np.eye(12)[:, [0, 4, 8]].sum(axis=1))
-    right = dataclasses.replace(plan, noise_multiplier=unit * np.sqrt(3))
-    assert audit(released(right), DPSGD(), 8.0).passed
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -241,15 +225,6 @@ def test_with_coins_the_claim_stands_and_a_tenth_less_noise_is_refuted() -> None
         assert all(name.startswith("likelihood ratio with coins") for name in result.bounds)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "delta", "scale"), [(1.0, 0.1, 0.9), (4.0, 0.1, 0.9), (2.0, 0.01, 0.85)])
-def test_with_coins_less_noise_is_refuted_at_other_budgets(epsilon: float, delta: float, scale: float) -> None:
-    plan = coins_plan(epsilon, delta)
-    assert audit_plan(plan, released(plan), epsilon=epsilon, seed=1, trials=600_000).passed
-    less = released(plan, scale=scale)
-    assert not audit_plan(plan, less, epsilon=epsilon, seed=1, trials=600_000).passed
-
-
 def test_rounds_of_epochs_stand_and_less_noise_is_refuted() -> None:
     """Two bands, 4 epochs of 3 rounds. Of S all choices of rounds are alike: which they are it does not see."""
     participation = Participation(rounds=12, max_participations=4, sampling="random-allocation")
@@ -299,18 +274,10 @@ def test_coins_are_those_of_a_run() -> None:
     ],
 )
 def test_bad_input_is_refused(options: dict, words: str) -> None:
-    defaults = {
-        "release": lambda sums, _: sums,
-        "mechanism": DPSGD(),
-        "participation": PARTICIPATION,
-        "clip_norm": CLIP,
-        "epsilon": 1.0,
-        "delta": DELTA,
-        "seed": 0,
-        "trials": 1000,
-    }
+    usual = {"release": lambda sums, _: sums, "mechanism": DPSGD(), "participation": PARTICIPATION, "clip_norm": CLIP}
+    numbers = {"epsilon": 1.0, "delta": DELTA, "seed": 0, "trials": 1000}
     with pytest.raises(ValueError, match=words):
-        audit_mechanism(**{**defaults, **options})
+        audit_mechanism(**usual | numbers | options)
 
 
 @pytest.mark.parametrize(
@@ -327,5 +294,5 @@ def test_bad_scores_are_refused(included, held_out, words: str) -> None:
 
 
 def test_canaries_without_rounds_are_refused() -> None:
-    with pytest.raises(ValueError, match="each of the 2 canaries needs a pattern of at least one round"):
+    with pytest.raises(ValueError, match="got 2 patterns"):
         canary_scores(DPSGD(), np.zeros((3, 2)), [(0,), ()], clip_norm=1.0)

@@ -46,14 +46,10 @@ MISTAKES = [
     (["xyzzy"], "there is no command xyzzy; the commands are plan, account, compare"),
     (["account", "--mechanism", "lamda-cgd:0.9", "--rounds", "10", *BUDGET], "did you mean lambda-cgd:0.9?"),
     (["account", "--sigma", "3"], "there is no option --sigma; it is called --noise-multiplier here"),
-    (["account", "--roundz", "3"], "there is no option --roundz; did you mean --rounds?"),
     (["account", "--lam", "0.9"], "it is called --mechanism lambda-cgd:λ here"),
     (["--versoin"], "there is no option --versoin; did you mean --version?"),
     (["ledger", "shw", "run.db"], "there is no command shw; did you mean show?"),
-    (["ledger", "xyzzy"], "there is no command xyzzy; the commands are show, verify, compose"),
-    (["ledger", "--foo"], "there is no option --foo"),
     (["ledger", "show", "--jsn", "run.db"], "there is no option --jsn; did you mean --json?"),
-    (["keeper", "sael"], "there is no command sael; did you mean seal?"),
     # what is missing, or too much
     (["account"], "missing --rounds. Example: fedcgd account --mechanism"),
     (["compare"], "missing --epsilon, --delta, --rounds. Example: fedcgd compare"),
@@ -62,32 +58,21 @@ MISTAKES = [
     (["ledger", "show", "run.db", "other.db"], "too many words: other.db; it takes PATH and options. Example:"),
     (["ledger", "compose"], "missing PATHS.... Example: fedcgd ledger compose A.db B.db"),
     (["ledger", "adopt"], "missing PATH, --key-file. Example: fedcgd ledger adopt run.db --key-file noise.key"),
-    (["ledger", "adopt", "run.db", "--key-file"], "--key-file needs a value. Example: fedcgd ledger adopt"),
-    (["keeper", "new"], "missing KEY, --name. Example: fedcgd keeper new keeper.key --name court"),
     # numbers out of range
     ([*SMALL, "--rounds", "99999999999"], "--rounds must be at most 100,000,000, got 99,999,999,999"),
-    ([*SMALL, "--rounds", "0"], "--rounds must be at least 1"),
     (["account", "--mechanism", "dp-sgd", "--rounds", "ten", *BUDGET], "--rounds: a whole number such as 1000 or 1e6, got 'ten'"),
     ([*RUN, "--mechanism", "lambda-cgd:1.0"], "[0, 1)"),
-    ([*RUN, "--mechanism", "lambda-cgd:nan"], "[0, 1)"),
-    ([*RUN, "--mechanism", "lambda-cgd:-0.1"], "[0, 1)"),
     ([*RUN, "--mechanism", "bisr:41"], "has 41 bands, and a run of 40 rounds has use for 40 at most: write 40"),
-    ([*RUN, "--mechanism", "bsr:10000:normalized"], "has 10000 bands"),
     ([*RUN, "--separation", "0"], "--separation must be between 1 and rounds = 40"),
     ([*RUN, "--participations", "99", "--separation", "4"], "--participations must be between 1 and"),
     ([*RUN, "--epsilon", "-1"], "--epsilon must be in"),
-    ([*RUN, "--epsilon", "0"], "--epsilon must be in"),
     ([*RUN, "--delta", "2"], "--delta must be in"),
-    ([*RUN, "--delta", "0"], "--delta must be in"),
     ([*RUN[:5], "--delta", "1e-5", "--noise-multiplier", "3", "--released", "41"], "--released must be in 0 … 40"),
     ([*SMALL, "--clip-norm", "0"], "--clip-norm must be positive and finite, got 0.0; 1 is usual, or about the median norm"),
-    (["plan", "--users", "100", *BUDGET, "--clip-norm", "0"], "1 is usual, or about the median norm"),
     # what does not go together
     ([*RUN, "--noise-multiplier", "3"], "got --noise-multiplier 3 and --epsilon 4 and --delta 1e-05"),
     ([*RUN[:5]], "give two of --noise-multiplier, --epsilon, --delta, and the third is the answer; got none"),
     ([*RUN, "--released", "3"], "--released is for ε and δ of a given --noise-multiplier"),
-    ([*RUN, "--method", "deterministic"], "--method deterministic is a way to bound balls-in-bins"),
-    ([*POISSON, "--method", "monte-carlo", "--sampling-rate", "0.1"], "leave --method out"),
     ([*RUN, "--learning-rate", "0.5"], "--learning-rate is of descent on a --curvature"),
     ([*RUN, "--curvature", "spectrum.json", "--momentum", "0.9"], "leave --momentum, --schedule and --warmup out"),
     ([*RUN, "--curvature", "flat.json"], "flat.json has no curvature"),
@@ -97,7 +82,6 @@ MISTAKES = [
     ([*COMPARE, "--mechanism", "dp-sgd", "--objective", "rmse"], "--objective is for λ of lambda-cgd"),
     ([*COMPARE, "--mechanism", "bsr", "--sampling", "cyclic-poisson", "--sampling-rate", "0.1"], "give --participations"),
     (["audit", *BUDGET], "one of the two"),
-    (["audit", *BUDGET, "--rounds", "12", "--scores", "x.json"], "one of the two"),
     (["audit", *BUDGET, "--scores", "nofile"], "nofile: No such file or directory"),
     (["audit", *BUDGET, "--scores", "other.json"], "has no 'included': it must be a JSON file"),
     (["audit", *BUDGET, "--scores", "no.json"], "cannot be read as scores (Expecting value"),
@@ -106,8 +90,6 @@ MISTAKES = [
     (["audit", *BUDGET, "--mechanism", "dp-sgd", "--rounds", "12", "--noise-multiplier", "0"], "--noise-multiplier must be"),
     # samplings
     ([*POISSON, "--sampling-rate", "0"], "--sampling-rate must be in (0, 1]"),
-    ([*POISSON, "--sampling-rate", "3/2"], "--sampling-rate must be in (0, 1]"),
-    ([*POISSON, "--sampling-rate", "1/0"], "such as 128/50000, got '1/0'"),
     ([*POISSON, "--sampling-rate", "often"], "such as 128/50000, got 'often'"),
     ([*POISSON], "needs --sampling-rate (q), or --participations"),
     ([*POISSON, "--sampling-rate", "0.1", "--participations", "2"], "one of the two; got 0.1 and 2"),
@@ -125,14 +107,9 @@ MISTAKES = [
     ([*COMPARE, "--mechanism", "[bold]x[/foo]"], "'[bold]x[/foo]'"),
     ([*COMPARE, "--plot", "/nope/x.png"], "there is no folder /nope for the plot x.png"),
     ([*COMPARE, "--plot", "x.txt"], "a plot is a .png, .svg or .pdf file, got x.txt"),
-    ([*SMALL, "--plot", "/nope/x.png"], "there is no folder /nope"),
     (["ledger", "show", "none.db"], "no ledger"),
-    (["ledger", "verify", "none.db"], "none.db"),
     (["keeper", "verify", "court"], "each record is NAME=FILE"),
-    (["keeper", "show", "missing.toml"], "missing.toml"),
     (["report", "run.db", "-o", "report.pdf"], "must end in .html, .md, .json"),
-    (["account", "run.db"], "fedcgd report run.db -o report.html"),
-    (["account", "run.db", *SMALL[1:]], "fedcgd report run.db -o report.html"),
 ]  # fmt: skip
 
 
@@ -269,13 +246,6 @@ def test_every_whole_number_is_read_that_way_and_every_option_has_its_help() -> 
     assert not [each.name for each in parameters if not (getattr(each, "help", None) or getattr(each, "meaning", None))]
 
 
-@pytest.mark.parametrize(
-    ("text", "found"), [("λ = 0.9, 4 of about 12", (3, 12)), ("sampled run 1 of 2", (0, 2)), ("δ ≤ 0.1", (0, 0))]
-)
-def test_how_far_the_work_is_can_be_read_from_what_is_said(text: str, found: tuple[int, int]) -> None:
-    assert printing.how_far(text) == found
-
-
 @pytest.mark.parametrize("quiet", [False, True])
 def test_long_work_tells_where_it_is_on_what_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
@@ -289,8 +259,8 @@ def test_long_work_tells_where_it_is_on_what_is_no_terminal(
             clock[0] = float(second)
             say(f"{second / 10}, 4 of about 10")
     lines = [
-        "calculating: 1.2, 4 of about 10, 12 s, about 28 s left",
-        "calculating: 2.3, 4 of about 10, 23 s, about 54 s left",
+        "calculating: 1.2, 4 of about 10, 12 s",
+        "calculating: 2.3, 4 of about 10, 23 s",
     ]
     assert capsys.readouterr().err.splitlines() == ([] if quiet else lines)
 

@@ -14,12 +14,12 @@ from oracles_softmax import train_softmax as by_hand
 from plans import make_plan
 from rich.console import Console
 
-from fedcgd import LambdaCGD, NoiseKey, Participation, Plan, calibrate
+from fedcgd import NoiseKey, Plan
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.optimisation import catalogue
 from fedcgd.participation.batches import ExampleRounds
 from fedcgd_experiments.__main__ import app
-from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
+from fedcgd_experiments.central import CentralTrainer, check_steps, train_engine
 from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Descent, descent
 from fedcgd_experiments.results import Results
@@ -41,15 +41,6 @@ def plan_of(point: CentralPoint, noise_multiplier: float = 3.0) -> Plan:
         clip_norm=point.clip_norm,
         noise_multiplier=noise_multiplier,
     )
-
-
-def test_the_claim_of_a_setup_is_the_accountings() -> None:
-    expected = calibrate(LambdaCGD(0.8), Participation(rounds=18, min_separation=9), epsilon=4.0, delta=1e-5)
-    assert claim(POINT.setup) == {
-        "noise_multiplier": expected.noise_multiplier,
-        "adjacency": "zero out one user",
-        "method": "exact Gaussian mechanism",
-    }
 
 
 def test_a_point_trains_what_is_written_down_by_hand() -> None:
@@ -92,31 +83,6 @@ def test_softmax_is_trained_as_the_engine_trains_it(mechanism, sampling, optimiz
         assert torch.allclose(flat, engine, atol=2e-5)
 
 
-def test_a_network_is_trained_by_the_engine() -> None:
-    point = replace(POINT, model="tanh-cnn", epsilon=1e3, learning_rate=0.3, momentum=0.9, mechanism="dp-sgd")
-    (row,) = CentralTrainer().train([point])
-    task = get_task("digits", model="tanh-cnn")
-    data, plan = task.load(), plan_of(point, row["noise_multiplier"])
-    trained = train_engine(point, task, data.train, plan, physical_batch=512)
-    hits = (trained(data.validation.inputs).argmax(dim=1) == data.validation.targets).float().mean().item()
-    assert row["accuracy"] == pytest.approx(hits, abs=1e-5)
-    assert row["accuracy"] > 0.3
-
-
-def test_what_is_trained_together_must_have_the_same_batches() -> None:
-    task, trainer = get_task("digits"), CentralTrainer()
-    other = replace(POINT, steps=3)
-    runs = [(plan_of(POINT), POINT.descent), (plan_of(other), other.descent)]
-    with pytest.raises(ValueError, match="same participation"):
-        train_softmax(task.model(0), task.load().train, runs, key=NoiseKey.simulation(0), steps=9)
-    with pytest.raises(ValueError, match="same batches"):
-        trainer.train([POINT, replace(POINT, seed=1)])
-    grouped = trainer.groups([POINT, other, replace(POINT, momentum=0.5), replace(POINT, seed=1)])
-    assert sorted(len(group) for group in grouped) == [1, 1, 2]
-    network = replace(POINT, model="tanh-cnn")
-    assert len(trainer.groups([network, replace(network, momentum=0.5)])) == 2
-
-
 def test_runs_that_share_their_noise_have_a_simulations_key() -> None:
     task = get_task("digits")
     with pytest.raises(ValueError, match="secret key"):
@@ -145,12 +111,6 @@ def test_a_calibration_that_a_row_has_is_not_made_again(monkeypatch: pytest.Monk
     assert trainer.train([POINT], [row])[0]["accuracy"] == row["accuracy"]
     with pytest.raises(AssertionError, match="calibrated again"):
         trainer.train([replace(POINT, epsilon=3.0)], [row])
-
-
-def test_steps_that_no_batch_makes_are_refused() -> None:
-    check_steps(1260, 21)
-    with pytest.raises(ValueError, match="5 steps"):
-        check_steps(10, 6)
 
 
 def test_no_seed_both_tunes_and_tests() -> None:
@@ -193,18 +153,6 @@ def test_a_schedule_lowers_the_rate_from_round_to_round(schedule, factors) -> No
         moved.append((parameter.item() - before) / 2)  # up: the gradient is that of minus the loss
     assert moved == pytest.approx(factors, abs=1e-5)
     assert [how.rate(round, 4) / 2 for round in range(4)] == pytest.approx(factors, abs=1e-5)
-
-
-def test_cyclic_sampling_has_as_many_groups_as_bands() -> None:
-    point = replace(POINT, mechanism="band-mf:2", sampling="cyclic-poisson", steps=4)
-    assert point.setup.participation().min_separation == 2
-    assert point.batches != replace(point, mechanism="band-mf:4").batches
-
-
-def test_under_b_min_sep_an_example_is_expected_once_an_epoch() -> None:
-    participation = replace(POINT, sampling="b-min-sep", steps=9).setup.participation()
-    assert participation.expected_rate == pytest.approx(1 / 9)
-    assert (participation.min_separation, participation.rounds) == (6, 9 * POINT.epochs)
 
 
 @pytest.mark.parametrize("sampling", ["none", "poisson"])
@@ -280,3 +228,35 @@ def test_one_training_is_one_command_and_its_rates_surround_what_theory_expects(
     again = CliRunner().invoke(app, words)
     assert again.output.splitlines()[-4:] == done.output.splitlines()[-4:]
     assert len(Results(tmp_path / "digits-softmax.jsonl").rows()) == len(rows)
+
+
+def test_what_is_trained_together_must_have_the_same_batches() -> None:
+    task, trainer = get_task("digits"), CentralTrainer()
+    other = replace(POINT, steps=3)
+    runs = [(plan_of(POINT), POINT.descent), (plan_of(other), other.descent)]
+    with pytest.raises(ValueError, match="same participation"):
+        train_softmax(task.model(0), task.load().train, runs, key=NoiseKey.simulation(0), steps=9)
+    with pytest.raises(ValueError, match="same batches"):
+        trainer.train([POINT, replace(POINT, seed=1)])
+    grouped = trainer.groups([POINT, other, replace(POINT, momentum=0.5), replace(POINT, seed=1)])
+    assert sorted(len(group) for group in grouped) == [1, 1, 2]
+    network = replace(POINT, model="tanh-cnn")
+    assert len(trainer.groups([network, replace(network, momentum=0.5)])) == 2
+
+
+def test_steps_that_no_batch_makes_are_refused() -> None:
+    check_steps(1260, 21)
+    with pytest.raises(ValueError, match="5 steps"):
+        check_steps(10, 6)
+
+
+def test_cyclic_sampling_has_as_many_groups_as_bands() -> None:
+    point = replace(POINT, mechanism="band-mf:2", sampling="cyclic-poisson", steps=4)
+    assert point.setup.participation().min_separation == 2
+    assert point.batches != replace(point, mechanism="band-mf:4").batches
+
+
+def test_under_b_min_sep_an_example_is_expected_once_an_epoch() -> None:
+    participation = replace(POINT, sampling="b-min-sep", steps=9).setup.participation()
+    assert participation.expected_rate == pytest.approx(1 / 9)
+    assert (participation.min_separation, participation.rounds) == (6, 9 * POINT.epochs)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fedcgd_experiments import plots, tables
+from fedcgd_experiments import plots
 from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.comparison import compare, pick, tuned
 from fedcgd_experiments.flower_command import flower_command
@@ -14,7 +14,7 @@ from fedcgd_experiments.point import CentralPoint
 from fedcgd_experiments.results import Results, Row, known
 from fedcgd_experiments.studies import STUDIES, central_point
 from fedcgd_experiments.study import Log, Study, missing
-from fedcgd_experiments.tables import CASES, Found, fill, headline_comparisons
+from fedcgd_experiments.tables import CASES, Found, fill
 
 GAINS = {"DP-SGD": 0.0, "DP-SGD, full batch": 0.02, "λ-CGD, default λ": 0.05, "DP-SGD, Poisson": 0.06}
 """What each arm adds to an accuracy of one half."""
@@ -114,24 +114,6 @@ def test_the_baseline_is_the_one_that_is_best_on_the_test_whatever_validation_sa
     assert {row.baseline.arm for row in compare(STUDY, found)} == {"DP-SGD, full batch"}
 
 
-def test_a_study_of_one_amount_of_work_is_of_little_work(results: Path) -> None:
-    rows = [row for row in Results(results / "digits.jsonl").rows() if row["epochs"] == 5]
-    one = replace(STUDY, settings=tuple(s for s in STUDY.settings if s["epochs"] == 5))
-    found = Found(study=one, rows=rows, tuned=tuned(one, rows, CentralPoint))
-    assert [len(headline_comparisons(found, case)) for case in CASES] == [0, 2, 0, 0]
-
-
-def test_what_is_not_complete_is_not_compared(results: Path) -> None:
-    rows = Results(results / "digits.jsonl").rows()
-    lost = [
-        row for row in rows if not (row["seed"] == 1003 and row["mechanism"] == "lambda-cgd:0.9" and row["epochs"] == 5)
-    ]
-    found = tuned(STUDY, lost, CentralPoint)
-    assert compare(STUDY, found) == []
-    assert pick(STUDY, found, 1.0, ["λ-CGD, default λ"]) is None
-    assert pick(STUDY, found, 1.0, ["DP-SGD"]) is not None
-
-
 def test_the_tables(results: Path) -> None:
     head, _, *rows = table(results, "accuracy/digits")[:5]
     assert head == ["nothing is secret", "ε = 1", "ε = 2"]
@@ -156,18 +138,6 @@ def test_the_tables(results: Path) -> None:
     assert (name, budget, seeds, tuning, tests) == ("`digits.jsonl`", "2, 1 on 1 seeds", "6", "32", "96")
     assert minutes == f"{128 * 3 / 60:.1f}"
     assert commit
-
-
-def test_earlier_runs_are_compared_with_their_first_arm(tmp_path: Path) -> None:
-    claim = {"delta": 1e-5, "adjacency": "zero out one user", "sampling": "none", "method": "exact"}
-    Results(tmp_path / "former.jsonl").append([
-        {"arm": arm, "epsilon": 1.0, "seed": seed, "accuracy": 0.5 + 0.01 * seed + gain * (1 + 0.1 * seed), **claim}
-        for arm, gain in (("plain", 0.0), ("ours", 0.1)) for seed in range(3)
-    ])  # fmt: skip
-    _, _, plain, ours = table(tmp_path, "recorded/former")
-    assert plain == ["plain", "51.0 ± 1.0"]
-    # 10, 11 and 12 points: 11 ± 1/√3·4.303
-    assert ours == ["ours", "62.0 ± 2.0; **+11.0** [8.5, 13.5]"]
 
 
 def test_a_table_without_results_says_so_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
@@ -222,17 +192,3 @@ def test_the_commands(results: Path, tmp_path: Path) -> None:
     assert "digits: Toy; 2 candidates for each of 4 arms at 4 settings" in run.invoke(app, ["list"]).output
     assert run.invoke(app, ["run", "digit"]).exit_code == 2
     assert run.invoke(app, ["flower", "people"]).exit_code == 2
-
-
-def test_a_run_that_is_out_of_time_says_so(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["run", "digits", "--results", str(tmp_path), "--minutes", "0"])
-    assert done.exit_code == 3
-    assert "left; call again to go on" in done.output
-
-
-def test_every_study_has_its_trainer_and_an_arm_for_the_verdict() -> None:
-    for study in STUDIES.values():
-        found = Found(study=study, rows=[], tuned=[])
-        assert headline_comparisons(found, CASES[0]) == []
-        for case in CASES:
-            assert [arm for arm in tables.HEADLINES if arm in study.arms and study.secret(arm) == case.secret]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fedcgd_experiments.point import CentralPoint
-from fedcgd_experiments.results import Results, Row, known, packed, point_of, unpacked, write_table
+from fedcgd_experiments.results import Results, Row, known, packed, point_of, unpacked
 from fedcgd_experiments.runner import carry_out
 from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Log, Study, best, draw, identity, missing, seeded
@@ -128,13 +128,6 @@ def test_tuning_looks_at_validation_only_and_tests_only_the_best() -> None:
     assert best(one, "a", {"setting": 1}, raised) == best(one, "a", {"setting": 1}, found)
 
 
-def test_nothing_is_chosen_where_every_candidate_broke_off() -> None:
-    one = study(axes={"x": Log(0.91, 1.0)}, arms={"a": {"arm": ("a",)}})
-    rows = ToyTrainer().train(missing(one, {}))
-    assert best(one, "a", {"setting": 1}, known(rows, Toy)) is None
-    assert missing(one, known(rows, Toy)) == []
-
-
 def test_seeds_that_tune_may_not_test() -> None:
     with pytest.raises(ValueError, match=r"got \[1000\]"):
         study(tuning=(0, 1000))
@@ -178,13 +171,6 @@ def test_a_failure_is_reported_and_the_others_run(tmp_path: Path) -> None:
     assert carry_out(study(), results, ToyTrainer(), console=QUIET).left == 0
 
 
-def test_who_is_late_stops_before_the_next_group(tmp_path: Path) -> None:
-    results, said = Results(tmp_path / "toy.jsonl"), iter([False, True, True, True])
-    done = carry_out(study(), results, ToyTrainer(), console=QUIET, late=lambda: next(said))
-    assert {row["arm"] for row in results.rows()} == {"a"}
-    assert done.left > 0
-
-
 def test_a_record_says_once_what_its_rows_share() -> None:
     rows = [{"task": "digits", "seed": seed, "accuracy": 0.5 + seed} for seed in range(2)]
     record = packed(rows)
@@ -195,9 +181,3 @@ def test_a_record_says_once_what_its_rows_share() -> None:
     assert point_of(row, CentralPoint) == point
     del row["momentum"]  # a row that is older than this field
     assert point_of(row, CentralPoint) == point
-
-
-def test_the_table_is_one_line_a_training(tmp_path: Path) -> None:
-    rows = [{"arm": "a, b", "accuracy": 0.5}, {"arm": "c", "accuracy": None, "users": 7}]
-    write_table(rows, tmp_path / "table.csv")
-    assert (tmp_path / "table.csv").read_text() == 'arm,accuracy,users\n"a, b",0.5,\nc,,7\n'

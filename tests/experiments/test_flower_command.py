@@ -41,13 +41,6 @@ def test_the_app_reads_the_points_plan(sampling):
     assert (settings.learning_rate, settings.seed, settings.task) == (3.0, 5, "digits")
 
 
-def test_the_app_makes_the_points_mechanism():
-    settings = Settings.read(DEFAULTS | run_config(POINT, users=1260))
-    assert settings.mechanism == POINT.mechanism
-    settings = Settings.read(DEFAULTS | run_config(POINTS["cyclic-poisson"], users=1260))
-    assert settings.mechanism == "bisr:3"
-
-
 def test_the_command_can_be_pasted():
     command = flower_command(POINT, users=1260, gpus=0.25)
     assert command.startswith("flwr run simulations --stream --federation-config 'client-resources-num-gpus=0.25'")

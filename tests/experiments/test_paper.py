@@ -1,8 +1,5 @@
 """The paper's trainings on tiny files in the true formats: run, and gone on with."""
 
-import json
-import os
-import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,7 +9,7 @@ from click.testing import CliRunner
 from imdb_files import write_imdb
 
 from fedcgd_experiments import paper_studies, runtime
-from fedcgd_experiments.__main__ import _chosen, app
+from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.central import check_steps
 from fedcgd_experiments.comparison import compare
 from fedcgd_experiments.paper_studies import EXAMPLES, PAPER_STUDIES, paper_study
@@ -59,13 +56,6 @@ def test_a_study_is_run_and_gone_on_with(data: Path, tmp_path: Path, monkeypatch
     again = CliRunner().invoke(app, words)
     assert again.exit_code == 0, again.output
     assert (tmp_path / "out" / "tiny.jsonl").read_text() == before
-
-
-def test_figures_are_chosen_by_how_they_begin() -> None:
-    assert [study.name for study in _chosen(["figure-8"])] == ["figure-8-poisson", "figure-8"]
-    assert not any(study.name in PAPER_STUDIES for study in _chosen(None))
-    with pytest.raises(Exception, match=r"figure-9.*digits"):
-        _chosen(["figure-9"])
 
 
 def test_every_figure_with_trainings_has_a_study_and_every_study_a_model() -> None:
@@ -119,34 +109,3 @@ def test_every_lambda_has_rates_of_its_own_and_a_place_in_a_picture(data: Path, 
     done = CliRunner().invoke(app, ["plot", "--results", str(tmp_path), "--output", str(tmp_path / "plots")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "plots" / f"{study.name}.png").exists()
-
-
-def test_the_script_passes_on_how_many_trainings_run_at_once(tmp_path: Path) -> None:
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    script = Path(__file__).parents[2] / "simulations" / "paper.sh"
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PROCESSES": "2", "MINUTES": "7"}
-    done = subprocess.run(
-        ["bash", str(script), str(tmp_path), str(tmp_path / "out"), "table-3"], env=environment, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
-    assert "fedcgd_experiments run table-3 --data-dir" in done.stdout
-    assert "--physical-batch 128 --processes 2 --minutes 7" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_script_times_and_draws(data: Path, tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "simulations" / "paper.sh"
-    environment = os.environ | {"PHYSICAL_BATCH": "4", "MODELS": "cnn bert-tiny", "RUNTIME_BATCH": "4", "TURNS": "2"}
-    done = subprocess.run(
-        ["bash", str(script), str(data), str(tmp_path / "out"), "runtime", "figure-5"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    timed = [json.loads(line) for line in (tmp_path / "out" / "runtime.jsonl").read_text().splitlines()]
-    assert [record["model"] for record in timed] == ["cnn", "bert-tiny"]
-    drawn = {path.name for path in (tmp_path / "out" / "plots").iterdir()}
-    assert {"paper-correlation.png", "paper-normalisation.png", "runtime.png"} <= drawn
-    without = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
-    assert (without.returncode, "DATA" in without.stdout) == (2, True)

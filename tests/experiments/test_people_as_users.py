@@ -102,8 +102,3 @@ def test_settings_that_make_no_sense_are_refused(settings, message) -> None:
 def test_partitions_that_do_not_exist_are_refused(form, message) -> None:
     with pytest.raises(ValueError, match=message):
         partition(form, EXAMPLES, seed=0)
-
-
-def test_natural_users_need_names_in_the_data() -> None:
-    with pytest.raises(ValueError, match="no people"):
-        partition("natural", Examples(EXAMPLES.inputs, EXAMPLES.targets), seed=0)

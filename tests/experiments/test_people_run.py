@@ -1,7 +1,6 @@
 """Runs in this process release the app's models, one by one and many at once."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from fedcgd_experiments.people import PeopleTrainer, run_people
 from fedcgd_experiments.people_point import PeoplePoint, prepared
 from fedcgd_experiments.people_softmax import train_people
 from fedcgd_simulations import client_app
-from fedcgd_simulations.flower_runs import local_superlink, run_app
 
 pytestmark = pytest.mark.usefixtures("threads_as_they_were")
 
@@ -106,36 +104,6 @@ def test_people_who_are_sampled_secretly_are_those_of_the_app(
     )
     assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
     assert np.linalg.norm(found - others) > 0.2 * np.linalg.norm(expected)
-
-
-def test_a_round_in_which_nobody_is_drawn_is_noise(monkeypatch) -> None:
-    point = replace(POINT, sampling="poisson", mechanism="dp-sgd", cohort=1, participations=1)
-    drawn: list[int] = []
-    monkeypatch.setattr(people_softmax, "cohort", lambda *_, **__: drawn.append(1) or [])
-    assert np.linalg.norm(models_together([point], monkeypatch)[0]) > 0.1
-    assert len(drawn) == 60
-
-
-@pytest.mark.slow
-@pytest.mark.flower
-def test_flwr_run_on_ray_has_the_accuracy_of_the_run_in_this_process(tmp_path: Path) -> None:
-    with local_superlink(tmp_path / "flwr") as environment:
-        figures = run_app(environment, POINT.run_config | {"results": str(tmp_path / "run.json")}, timeout=240)
-    record = run_people(POINT)
-    assert figures["releases"] == record["rounds"]
-    assert record["accuracy"] == pytest.approx(figures["accuracy"][-1], abs=0.006)
-
-
-def test_people_are_trained_in_groups_with_the_same_rounds() -> None:
-    trainer = PeopleTrainer()
-    network = replace(POINT, model="tanh-cnn")
-    points = [POINT, replace(POINT, epsilon=2.0), replace(POINT, seed=4), network, replace(network, epsilon=2.0)]
-    assert sorted(len(group) for group in trainer.groups(points)) == [1, 1, 1, 2]
-    first, second = trainer.train(points[:2])
-    assert (first["epsilon"], second["epsilon"], first["rounds"]) == (8.0, 2.0, 10)
-    assert first["noise_multiplier"] < second["noise_multiplier"]
-    assert first["accuracy"] != second["accuracy"]
-    assert first["seconds"] == second["seconds"] > 0
 
 
 @pytest.mark.parametrize("change", [{"split": "tset"}, {"sampling": "sometimes"}, {"momentum": 1.0}])

@@ -4,7 +4,6 @@ import weakref
 
 import pytest
 
-from fedcgd.noise import NoiseStream
 from fedcgd_experiments import runtime
 
 pytestmark = [
@@ -33,22 +32,3 @@ def test_a_record_has_a_row_for_each_variant(monkeypatch, mode):
     assert all(row["milliseconds"] > 0 and row["ratio"] != 1.0 for row in others)
     assert record["parameters"] == 288_746
     assert max(most) == 2
-
-
-def test_replay_makes_each_noise_vector_in_each_step_and_a_buffer_only_one(monkeypatch):
-    made = []
-    key_of = NoiseStream.key_of
-
-    def counting(self, round, nonce):
-        made[-1].add((self._key, round))
-        return key_of(self, round, nonce)
-
-    monkeypatch.setattr(NoiseStream, "key_of", counting)
-    for noise, bands, expected in (("replay", 4, 4), ("cpu-buffer", 4, 1), ("dp-sgd", 1, 1)):
-        step = runtime.prepare("cnn", noise, runtime.InverseBands(bands), 4, 2, "hooks")
-        made.append(set())
-        for _ in range(4):
-            step()
-        made[-1] = set()
-        step()
-        assert len(made[-1]) == expected + 1  # one is the smoothing's

@@ -1,6 +1,5 @@
 """Copies of a network that are trained side by side are those that autograd trains alone, one example after the other."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -66,17 +65,6 @@ def test_each_copy_is_the_one_that_is_trained_alone(at_once: int, monkeypatch: p
     assert over == [1, 2, 3, 4]
     for mine, copy in zip(found, copies, strict=True):
         assert mine.numpy() == pytest.approx(alone(copy).numpy(), abs=2e-5)
-
-
-def test_accuracies_are_those_of_the_networks() -> None:
-    given = data()
-    models = [given.network(seed) for seed in (1, 2, 3)]
-    weights = torch.stack([nn.utils.parameters_to_vector(model.parameters()).detach() for model in models])
-    expected = [float((model(given.inputs).argmax(1) == given.labels).float().mean()) for model in models]
-    assert stacked_cnn.accuracies(given, weights, given.inputs, given.labels).numpy() == pytest.approx(
-        np.array(expected)
-    )
-    assert len(set(expected)) > 1
 
 
 def test_gradients_of_few_digits_are_not_longer_than_the_clip_norm() -> None:

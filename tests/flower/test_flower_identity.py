@@ -13,8 +13,7 @@ from shared import record
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import verify
 from fedcgd_flower import CorrelatedNoise
-from fedcgd_flower.inner import scheduled
-from fedcgd_flower.inner_state import settings
+from fedcgd_flower.inner import scheduled, settings
 
 PLAN = Plan.calibrated(DPSGD(), Participation(rounds=4), clip_norm=0.5, epsilon=8, delta=1e-5)
 
@@ -31,12 +30,11 @@ class WithFolder(FedAvg):
 
 
 class Warm(FedAvgM):
-    training_settings = ("warmup", "betas", "step_of")
+    training_settings = ("warmup", "betas")
 
     def __init__(self, warmup: int = 3, betas: tuple[float, ...] = (0.9, 0.99)) -> None:
         super().__init__(server_learning_rate=0.5)
         self.warmup, self.betas = np.int64(warmup), betas
-        self.step_of = verify
 
 
 def run(path: Path, key: NoiseKey, inner: FedAvg) -> CorrelatedNoise:
@@ -45,46 +43,12 @@ def run(path: Path, key: NoiseKey, inner: FedAvg) -> CorrelatedNoise:
     return strategy
 
 
-class Staged(WithFolder):
-    """Training itself changes one of its texts, so that this one is state."""
-
-    def __init__(self, started: datetime, **options) -> None:
-        super().__init__(started, **options)
-        self.stage = f"first, begun {self.run_dir}"
-
-    def aggregate_train(self, server_round, replies):
-        self.stage = f"after {server_round}"
-        return super().aggregate_train(server_round, replies)
-
-
-def test_a_folder_named_after_the_time_is_that_of_the_process_that_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, key = tmp_path / "run.db", NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    for second in range(3):
-        inner = Staged(datetime(2026, 1, 1, 10, 0, second, tzinfo=UTC))
-        caplog.clear()
-        strategy = run(path, key, inner)
-        assert inner.run_dir == f"10-00-0{second}"
-        assert inner.stage == f"after {second + 1}"
-        said = [r.getMessage() for r in caplog.records if "this process" in r.getMessage()]
-        words = "fedcgd: run_dir of Staged: as this process set it, not as the run saved it; training never changed it"
-        assert said == [words] * (second > 0)
-    with strategy:  # whatever is given up later is put back to the same
-        assert (inner.run_dir, inner.stage) == ("10-00-02", "after 3")
-        inner.run_dir = "other"
-        strategy._inner.put_back()
-        assert inner.run_dir == "10-00-02"
-    late = Staged(datetime(2026, 1, 1, 10, 0, 9, tzinfo=UTC))
-    with CorrelatedNoise(late, PLAN, key=key, ledger=path, cohort_size=2, patience=0.0, trusted_nodes=True):
-        assert (late.run_dir, late.stage) == ("10-00-09", "after 3")
-
-
 def test_a_strategy_with_a_folder_named_after_the_time_goes_on(tmp_path: Path) -> None:
     path, key = tmp_path / "run.db", NoiseKey.from_file(tmp_path / "noise.key", create=True)
     for second in range(3):
         inner = WithFolder(datetime(2026, 1, 1, 10, 0, second, tzinfo=UTC), fraction_train=0.1 + 0.1 * second)
         assert run(path, key, inner).releases == second + 1
+        assert inner.run_dir == f"10-00-0{second}"  # a text is a setting of the process
     assert verify(path).released == 3
     # Nor is it another run for the key, which would begin again without its ledger.
     path.rename(tmp_path / "lost.db")
@@ -132,7 +96,6 @@ def test_what_is_kept_of_flowers_and_of_ones_own() -> None:
         "server_momentum": 0.0,
         "warmup": 3,
         "betas": [0.9, 0.99],
-        "step_of": "verify",
     }
     wrong = FedAvg()
     for value, words in (

@@ -6,8 +6,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 from shared import record
 
-from fedcgd_flower.inner import inner_request, inner_step
-from fedcgd_flower.inner_state import EditedConfig, InnerState
+from fedcgd_flower.inner import inner_request, inner_step, restore_state, saved_state
 
 START = np.array([1.0, -2.0, 0.5], np.float32)
 
@@ -67,9 +66,7 @@ def test_saved_state_continues_as_if_never_stopped(make) -> None:
     first = make()
     halfway = run(first, MEANS[:2])
     second = make()
-    carried = InnerState(first)
-    carried.resume(None, 0)
-    InnerState(second).resume(carried.save(EditedConfig(ConfigRecord(), ConfigRecord())), 2)
+    restore_state(second, saved_state(first, None))
     np.testing.assert_array_equal(run(second, MEANS[2:], first=3, start=halfway), whole)
 
 

@@ -33,16 +33,3 @@ def test_layout_refuses_what_cannot_carry_noise() -> None:
         flatten(ArrayRecord({"w": Array(np.zeros(4, np.float32)), "b": Array(np.zeros(1, np.float32))}), LAYOUT)
     with pytest.raises(ValueError, match="shape"):
         unflatten(np.zeros(4, np.float32), LAYOUT)
-
-
-def test_a_model_is_made_of_the_arrays_that_it_came_in_where_they_are_the_same() -> None:
-    layout = Layout(("a", "b", "c", "bn.running_var"), ((2,),) * 4, ("float32", "float64", "float32", "float32"))
-    third = Array("float32", (2,), "numpy.ndarray", Array(np.array([5.0, 1 / 3])).data)  # its bytes are of float64
-    values = {name: np.array([1 / 3, -2.0], np.float32) for name in layout.names}
-    arrays = {name: Array(value) for name, value in values.items()} | {"b": Array(np.array([1 / 3, 1.0])), "c": third}
-    flat = flatten(arrays, layout)
-    back = unflatten(flat, layout, same=arrays)
-    assert back == unflatten(flat, layout)  # as a run that is resumed makes it
-    assert [back[name].data is arrays[name].data for name in layout.names] == [True, False, False, False]
-    assert back["a"] is not arrays["a"]  # who writes another text into one of them does not change both
-    assert (back["bn.running_var"].numpy() >= 0).all()

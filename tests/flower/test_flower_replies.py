@@ -104,11 +104,7 @@ def test_64_bit_sums_whose_squares_overflow_integers_are_clipped() -> None:
         assert 2.0**-40 * np.linalg.norm(result.update.astype(float)) <= 2 * 2.0**-10
 
 
-@pytest.mark.parametrize("at_once", [0, 10**6, 10**9])
-def test_a_sum_holds_each_reply_as_it_is_read_alone_and_nothing_of_those_that_are_dropped(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedcgd_flower.replies._AT_ONCE", at_once)
+def test_a_sum_holds_each_reply_as_it_is_read_alone_and_nothing_of_those_that_are_dropped() -> None:
     generator = np.random.default_rng(1)
     size = 2 * 2**16 + 3  # more than is worked on at once
     task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))

@@ -512,8 +512,6 @@ def test_what_cannot_work_is_refused_at_once() -> None:
         make(evaluation(every=1))
     with pytest.raises(ValueError, match="6 evaluations"):
         make(evaluation(every=1, evaluations=5))
-    with pytest.raises(ValueError, match="forward_client_metrics"):
-        make(evaluation(), forward_client_metrics=True)
     with pytest.raises(ValueError, match="joint budget"):
         make(evaluation(), budget=JointBudget(epsilon=1, delta=1e-5, after=[]))
     with pytest.raises(TypeError, match="PrivateEvaluation"):

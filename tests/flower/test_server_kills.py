@@ -12,7 +12,7 @@ from sql import rows
 
 from fedcgd.ledger import export, verify
 from fedcgd.noise.keys import NoiseKey
-from fedcgd_flower import inner_state
+from fedcgd_flower.inner import saved_state
 
 SIZES = [
     pytest.param((15, 10), id="10 kills"),
@@ -46,7 +46,7 @@ def final_state(folder: Path, rounds: int) -> bytes:
     """The inner strategy's state with which a further life of the server would go on."""
     strategy = worker.make_strategy(folder, rounds)
     strategy.start(FakeGrid({}), worker.initial())
-    return inner_state._packed(strategy.inner, {}, None)
+    return saved_state(strategy.inner, None)
 
 
 @pytest.mark.parametrize("size", SIZES)

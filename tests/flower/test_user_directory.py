@@ -239,15 +239,6 @@ def test_the_run_that_it_stops_says_which_node_it_was() -> None:
         make(patience=0).start(grid, record(np.zeros(SIZE)))
 
 
-@pytest.mark.parametrize(("name", "invented", "told"), [("", 21, True), ("", 20, False), ("silo0", 2000, False)])
-def test_a_node_that_crowds_the_others_out_is_named(name: str, invented: int, told: bool, caplog) -> None:
-    """Twenty thousand invented users take every place; of a registered node its operator answers for them."""
-    grid = FakeGrid({1: pool("ann", "bob"), 2: pool(*(f"user {i}" for i in range(invented)), name=name)})
-    make_directory().refresh(grid)
-    words = f"node 2 (not registered) names {invented} of {invented + 2} users: it has nearly every place in a cohort"
-    assert (words in caplog.text) == told
-
-
 @pytest.mark.parametrize("says_so", [1, 2])
 def test_a_user_is_shared_only_if_both_nodes_say_so(says_so: int, caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid({i: pool("ann", f"user {i}", shared=i == says_so) for i in (1, 2)})

@@ -255,7 +255,7 @@ def test_deep_models_with_attention_are_not_taken_for_mixed() -> None:
 
 @pytest.mark.parametrize("noise", ["replay", "buffer", "cpu-buffer"])
 def test_expanded_weights(noise: str) -> None:
-    """The mode that no pretended GPU can try."""
+    """The mode of expanded weights."""
     torch.testing.assert_close(train("cuda", "ew", noise), train("cpu", "ew", noise), rtol=0, atol=1e-3)
 
 

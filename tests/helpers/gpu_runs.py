@@ -1,4 +1,4 @@
-"""Central training on a GPU, real or pretended."""
+"""Central training on a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,11 +1,14 @@
 """Runs of a strategy with keepers."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import flower_runs
 from fake_grid import FakeGrid, FakeNode
 from flower_runs import names
+from flwr.app import Message
 
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
@@ -56,3 +59,9 @@ class RealKeepers:
 
     def openings(self, number: int) -> list[int]:
         return [opened.round for opened in read(record_file(self.files[number])).openings]
+
+
+def opening_asked(request: Message) -> dict[str, Any]:
+    """What a keeper is asked to open by `request`: its line of JSON; empty if it is asked nothing of the kind."""
+    asked = request.content.config_records.get("fedcgd-keepers", {})
+    return json.loads(asked["request"].partition(b"\n")[0]) if asked.get("question") == "open" else {}

@@ -42,7 +42,7 @@ from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.ledger import model_file
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
-from fedcgd_flower.node_replies import KEEPERS, question_of
+from fedcgd_flower.messages import KEEPERS, question_of
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
 

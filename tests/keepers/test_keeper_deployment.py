@@ -3,17 +3,12 @@
 One keeper is killed and comes back.
 """
 
-import contextlib
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from documented_deployment import left_after, started_by_the_page
+from documented_deployment import followed
 
 from fedcgd.keepers import EVALUATION
 from fedcgd.keepers.record import read, record_file
@@ -115,30 +110,14 @@ for one in silo0 silo1 silo2 keeper0 keeper1 keeper2 superlink; do kill "$(cat $
 def test_three_keepers_make_the_noise_of_a_deployed_run(services: bool, tmp_path: Path) -> None:
     root = APP.parents[1]
     sources = os.pathsep.join(map(str, (root, root / "strategies")))
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    variables = {
         "PYTHONPATH": f"{sources}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         "PORT": str(free_port()),
         "APP": str(APP),
         "ROUNDS": str(ROUNDS),
         "CERTIFICATES": str(tmp_path / "certificates") if services else "",
     }
-    home = tmp_path / "flower"
-    with (tmp_path / "output.log").open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", "-c", SCRIPT], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(LIMIT)
-            left_after(home, 20.0)
-        finally:
-            process.kill()
-            while remaining := started_by_the_page(home):
-                for pid in remaining:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.2)
+    code, *_ = followed(SCRIPT, tmp_path, variables, LIMIT)
     logs = {path.name: path.read_text(errors="replace")[-3000:] for path in tmp_path.glob("*.log")}
     assert code == 0, logs
     found = verify(tmp_path / "run.db")

@@ -50,26 +50,6 @@ def test_a_request_is_read_as_it_was_written(after: int | None) -> None:
     assert from_bytes(to_bytes(agreement, opening), keepers) == (agreement, opening)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda line, nodes: nodes, "a request is no JSON"),
-        (lambda line, nodes: b"[]\n" + nodes, "a request is .* must be a JSON object"),
-        (lambda line, nodes: b"[" * 100_000, "a request is no JSON"),
-        (lambda line, nodes: line + b"\n" + nodes[:-1], "each node has 1184 bytes"),
-        (lambda line, nodes: line.replace(b'"round": 0', b'"round": "0"') + b"\n" + nodes, "round of a request"),
-        (lambda line, nodes: line.replace(b'"attempt": 0', b'"attempt": true') + b"\n" + nodes, "attempt of a request"),
-        (lambda line, nodes: line.replace(b'"present": [', b'"present": [1, ') + b"\n" + nodes, "present of a request"),
-        (lambda line, nodes: line.replace(b'"agreement"', b'"x"') + b"\n" + nodes, "a request has 'x'"),
-    ],
-)  # fmt: skip
-def test_bytes_that_are_no_request_are_refused(change, message: str) -> None:
-    keepers, agreement, opening = request()
-    line, _, nodes = to_bytes(agreement, opening).partition(b"\n")
-    with pytest.raises(ValueError, match=message):
-        from_bytes(change(line, nodes), keepers)
-
-
 def test_an_answer_is_read_as_it_was_written() -> None:
     _, agreement, _ = request()
     residues = np.random.default_rng(0).integers(0, 2**32, agreement.size, dtype=np.uint32)
@@ -189,13 +169,6 @@ def test_files_that_are_no_certificate_or_that_others_may_read_are_refused(tmp_p
         Tls(certificate=good.certificate, private_key=good.private_key, trusted=good.trusted)
 
 
-def test_a_keeper_without_an_address_serves_nobody(tmp_path: Path) -> None:
-    services = Services(tmp_path, 1, colluding=0)
-    without = Keepers(cards=(KeeperKey.from_file(services.key("k0")).card("k0"),), colluding=0)
-    with pytest.raises(ValueError, match="no address"):
-        KeeperService(services.key("k0"), without, services.tls("k0"))
-
-
 # Runs.
 
 
@@ -263,7 +236,7 @@ def test_the_guides_unit_and_image_start_what_there_is(tmp_path: Path, monkeypat
         done = run(*words)
         assert done.exit_code != 0
         assert "server.crt" in done.output
-        assert "No such option" not in done.output
+        assert "such option" not in done.output
 
 
 def test_a_keeper_that_is_killed_answers_the_same_when_it_is_back(tmp_path: Path) -> None:
@@ -298,16 +271,8 @@ def test_a_keeper_that_is_killed_answers_the_same_when_it_is_back(tmp_path: Path
     assert "12 opened" in (tmp_path / "serve.log").read_text()
 
 
-def test_the_command_line_makes_cards_with_addresses(tmp_path: Path) -> None:
-    key = tmp_path / "keeper.key"
-    wrong = run("keeper", "new", key, "--name", "court", "--address", "court")
-    assert wrong.exit_code == 2
-    assert "HOST:PORT" in wrong.output
-    assert not key.exists()
-    done = run("keeper", "new", key, "--name", "court", "--address", "court:9444")
-    assert '"court:9444"' in done.stdout
-    (tmp_path / "keepers.toml").write_text("colluding = 0\n\n" + done.stdout)
-    shown = run("keeper", "show", tmp_path / "keepers.toml")
-    assert "court:9444" in shown.stdout
-    said = run("keeper", "show", tmp_path / "keepers.toml", "--json")
-    assert list(json.loads(said.stdout)["keepers"]) == ["court"]
+def test_a_keeper_without_an_address_serves_nobody(tmp_path: Path) -> None:
+    services = Services(tmp_path, 1, colluding=0)
+    without = Keepers(cards=(KeeperKey.from_file(services.key("k0")).card("k0"),), colluding=0)
+    with pytest.raises(ValueError, match="no address"):
+        KeeperService(services.key("k0"), without, services.tls("k0"))

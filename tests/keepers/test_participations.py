@@ -66,14 +66,6 @@ def test_no_participations_are_counted_where_two_tries_of_a_round_could_be_opene
             assert "open another" in refused(counts, 0, "ada", agreement=agreement)
 
 
-def test_nobody_is_counted_if_one_is_refused() -> None:
-    with NodeParticipations.open(":memory:") as counts:
-        counts.count(AGREEMENT, 0, 0, ["ada"])
-        refused(counts, 1, "ben", "ada")
-        counts.count(AGREEMENT, 1, 0, ["ben"])
-        assert refused(counts, 2, "ben")
-
-
 def test_a_file_is_for_one_run(tmp_path: Path) -> None:
     with NodeParticipations.open(tmp_path / "counts.db") as counts:
         counts.count(AGREEMENT, 0, 0, ["ada"])

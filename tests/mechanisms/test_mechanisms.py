@@ -83,7 +83,7 @@ def test_explicit_matrices_are_equal_by_value_and_cannot_be_changed() -> None:
     assert one != Dense("band-mf", DENSE)
     with pytest.raises(ValueError, match="read-only"):
         one.band[0, 0] = 3
-    with pytest.raises(ValueError, match="is for 13 rounds, not 12"):
+    with pytest.raises(ValueError, match="13 rounds"):
         matrix(one, 12)
 
 
@@ -216,5 +216,5 @@ def test_values_that_make_no_mechanism_are_refused(make_it, message) -> None:
     "make_it", [lambda: BandedToeplitz([1.0, 0.5]), lambda: BLT([0.1], (0.5,)), lambda: BLT((0.1,), np.array([0.5]))]
 )
 def test_numbers_that_could_be_changed_later_are_refused(make_it) -> None:
-    with pytest.raises(TypeError, match="must be a tuple of numbers"):
+    with pytest.raises(TypeError, match="a tuple"):
         make_it()

@@ -72,7 +72,7 @@ def test_composition_in_half_precision() -> None:
 
 @pytest.mark.parametrize("name", ["rounds", "min_separation", "max_participations"])
 def test_a_truth_value_is_no_count(name) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a whole number, got True"):
+    with pytest.raises(ValueError, match=f"^{name} .*True"):
         Participation(**{"rounds": 20, name: True})
 
 
@@ -87,18 +87,18 @@ def test_a_whole_number_stays_what_ledgers_have_on_record() -> None:
 
 
 def test_a_truth_value_is_no_number() -> None:
-    with pytest.raises(TypeError, match="clip_norm must be a number, got True"):
+    with pytest.raises(TypeError, match=r"^clip_norm .*True"):
         Plan(mechanism=DPSGD(), participation=RUN, clip_norm=True, noise_multiplier=1.0, delta=1e-5)
-    with pytest.raises(TypeError, match="size must be a number, got '1'"):
+    with pytest.raises(TypeError, match=r"^size .*'1'"):
         as_float("size", "1")
-    with pytest.raises(ValueError, match=r"size must be a whole number, got 1\.0"):
+    with pytest.raises(ValueError, match=r"^size .*1\.0"):
         as_whole("size", 1.0)
 
 
 @pytest.mark.parametrize("number", [10**400, -(10**400)])
 def test_a_number_that_no_double_holds_is_refused_by_its_name(number: int) -> None:
     """It was an OverflowError from deep inside."""
-    with pytest.raises(ValueError, match=r"noise_multiplier must be at most 1\.8e308"):
+    with pytest.raises(ValueError, match=r"^noise_multiplier"):
         compute_epsilon(DPSGD(), RUN, noise_multiplier=number, delta=1e-5)
-    with pytest.raises(ValueError, match=r"epsilon must be at most 1\.8e308"):
+    with pytest.raises(ValueError, match=r"^epsilon"):
         calibrate(DPSGD(), RUN, epsilon=number, delta=1e-5)

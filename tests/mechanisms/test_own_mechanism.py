@@ -101,7 +101,7 @@ def test_a_mechanism_whose_noise_is_not_that_of_its_c_has_no_plan(mechanism, wor
 def test_a_long_run_is_looked_at_in_every_round():
     """More rounds than 2²⁴ entries of C have in full, wrong in the last one."""
     check_own(Harmonic(), 5000)
-    with pytest.raises(ValueError, match="from round 4999 on"):
+    with pytest.raises(ValueError, match="round 4999"):
         check_own(Harmonic(spoilt=4999, by=100.0), 5000)
 
 
@@ -255,17 +255,17 @@ class Late(Swelling):
 def test_coefficients_that_begin_with_zero_are_refused_in_words(sampling) -> None:
     rate = 0.3 if sampling == "b-min-sep" else None
     participation = Participation(rounds=9, min_separation=3, sampling=sampling, sampling_rate=rate)
-    with pytest.raises(ValueError, match=r"must not be 0, got \[0.0, 1.0, 1.0, 0.0\]…: C would"):
+    with pytest.raises(ValueError, match=r"\[0.0, 1.0"):
         calibrate(Late(0.5), participation, epsilon=2, delta=1e-3)
     if sampling == "b-min-sep":
-        with pytest.raises(ValueError, match="the diagonal of C must be positive, got 0"):
+        with pytest.raises(ValueError, match="diagonal of"):
             accountant(Late(0.5), participation).check()
 
 
 def test_no_record_takes_a_mechanism_that_it_would_not_make_again():
-    with pytest.raises(ValueError, match="no file or ledger can hold it"):
+    with pytest.raises(ValueError, match="no file"):
         describe(Harmonic())
-    with pytest.raises(ValueError, match="no file or ledger can hold it"):
+    with pytest.raises(ValueError, match="no file"):
         describe(Another(0.5))
 
 
@@ -280,7 +280,7 @@ def test_opacus_says_before_training_that_a_run_with_it_is_not_saved(recorded, t
         "plan": Plan.calibrated(Harmonic(), RUN, clip_norm=1.0, epsilon=4.0, delta=1e-3),
     }
     engine = CorrelatedPrivacyEngine(NoiseKey.simulation(1), record=tmp_path / "releases" if recorded else None)
-    told = pytest.raises(ValueError, match="no file or ledger can hold it; BandedToeplitz")
-    with told if recorded else pytest.warns(UserWarning, match=r"not saved .* 'harmonic' .* BandedToeplitz takes"):
+    told = pytest.raises(ValueError, match="; BandedToeplitz")
+    with told if recorded else pytest.warns(UserWarning, match=r"'harmonic' .*BandedToeplitz"):
         engine.make_private(**arguments)
     assert len(engine.accountant) == 0

@@ -104,7 +104,7 @@ def test_memory_of_table_5(mechanism, kept, replayed, mode) -> None:
 
 def test_no_noise_after_the_last_round() -> None:
     _, state = correlate(DPSGD(), 1, np.zeros(2), State())
-    with pytest.raises(ValueError, match="made for 1 rounds"):
+    with pytest.raises(ValueError, match="1 rounds"):
         correlate(DPSGD(), 1, np.zeros(2), state)
 
 

@@ -108,7 +108,7 @@ def test_samplings_that_need_a_c_without_negative_entries_take_both(sampling: st
         compute_epsilon(mechanism, who, noise_multiplier=6.0, delta=1e-3).epsilon for who in (secret, known)
     )
     assert 0 < found <= without
-    with pytest.raises(ValueError, match=r"an entry of C is|negative"):
+    with pytest.raises(ValueError, match="negative"):
         compute_epsilon(BandInvMF((1.0, 0.5)), secret, noise_multiplier=6.0, delta=1e-3)
 
 

@@ -19,12 +19,6 @@ CHOICES = "deb8af92af08fbb732b94ed001a41473211397bae7c6f2e4b27b940659873483"
 FINGERPRINT = "f0fd754b7803a33c"
 
 
-def test_generated_keys_differ():
-    keys = [NoiseKey.generate() for _ in range(50)]
-    assert len({key.noise for key in keys}) == 50
-    assert not any(key.simulated for key in keys)
-
-
 def test_parts_are_independent_of_each_other_and_pinned():
     key = NoiseKey(ROOT)
     parts = [key.noise, key.choices, key.noise_of("a"), key.noise_of("b"), key.choices_of("a"), ROOT]
@@ -78,15 +72,6 @@ def test_a_created_file_is_for_the_owner_only_and_is_not_made_twice(tmp_path):
     assert sorted(p.name for p in path.parent.iterdir()) == ["key", "key.runs"]
     assert stat.S_IMODE(path.with_name("key.runs").stat().st_mode) == 0o600
     assert NoiseKey.from_file(path, create=True).noise == NoiseKey.from_file(path).noise == key.noise
-
-
-def test_the_file_is_for_the_owner_whatever_the_umask(tmp_path):
-    before = os.umask(0)
-    try:
-        NoiseKey.from_file(tmp_path / "key", create=True)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
 
 
 def test_processes_that_create_the_file_at_once_get_the_same_key(tmp_path):

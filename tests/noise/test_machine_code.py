@@ -61,12 +61,6 @@ def test_the_answers_asked_of_clipping_and_noise_are_numpys() -> None:
         assert machine_code.checked(lambda: form.NUMPY, form._answer, form._ANSWER) is form.NUMPY  # noqa: B023
 
 
-def test_the_answer_asked_of_the_accounting_is_numpys() -> None:
-    assert machine_code.checked(lambda: recursion.NUMPY, recursion._answer, recursion._ANSWER) is recursion.NUMPY
-    for drawn in (drawing, overlaps):
-        assert machine_code.checked(lambda: drawn.in_numpy, drawn._answer, drawn._ANSWER) is drawn.in_numpy  # noqa: B023
-
-
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
@@ -103,6 +97,14 @@ def test_without_a_build_it_says_so(built: Path, monkeypatch: pytest.MonkeyPatch
         machine_code.library(source)
     monkeypatch.setattr(vector_kernels, "library", lambda _: machine_code.library(source))
     assert vector_kernels.compiled.__wrapped__() is None
+
+
+def test_what_only_machine_code_does_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise OSError
+
+    with pytest.raises(RuntimeError, match="C compiler"):
+        machine_code.needed(load, lambda _: b"", "")
 
 
 def test_what_cannot_be_compiled_is_left_out_and_nothing_older_stays(

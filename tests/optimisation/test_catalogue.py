@@ -68,7 +68,7 @@ def test_a_file_and_a_row_make_a_mechanism() -> None:
     finished = subprocess.run([sys.executable, "-c", TOY], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     found = json.loads(finished.stdout)
-    assert "echo:s — a toy" in found["compare help"]
+    assert "a toy" in found["compare help"]
     assert "echo:s" in found["account help"]
     assert [row["mechanism"] for row in found["compare"]["mechanisms"]] == ["echo"]
     assert found["compare"]["mechanisms"][0]["parameters"] == {"strength": 0.5, "normalize": True}

@@ -55,5 +55,5 @@ def test_rho_can_be_read_from_both() -> None:
 
 
 def test_other_mechanisms_are_refused() -> None:
-    with pytest.raises(ValueError, match="lambda-cgd cannot be damped: only blt, band-inv-mf and banded-toeplitz can"):
+    with pytest.raises(ValueError, match=r"^lambda-cgd cannot"):
         damped(LambdaCGD(0.5), 0.5)

@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import oracles_problem_p1 as problem_p1_module
 import pytest
-from oracles_problem_p1 import problem_p1
 from scipy.linalg import toeplitz
 from scipy.optimize import approx_fprime
 
@@ -36,7 +34,6 @@ from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.optimisation.series import quotient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
-from fedcgd.quadratic.factor import thin_factor
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -238,7 +235,6 @@ LINEAR = Workload(momentum=0.5, learning_rates=tuple(np.linspace(1, 0.1, 23)))
             for normalized in (False, True)
         ),
         partial(noise_curve, 4, FEW, quadratic=QUADRATIC),
-        partial(problem_p1, 4, thin_factor(QUADRATIC, 23)),
     ],
 )
 def test_gradients_by_differences(find: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +251,7 @@ def test_gradients_by_differences(find: Callable[[], object], monkeypatch: pytes
         np.testing.assert_allclose(gradient, differences, rtol=0, atol=1e-5 * np.abs(gradient).max())
         return x, value
 
-    for module in (toeplitz_module, banded_module, noise_curve_module, problem_p1_module):
+    for module in (toeplitz_module, banded_module, noise_curve_module):
         monkeypatch.setattr(module, "minimise", look)
     monkeypatch.setattr(toeplitz_module, "minimise_with_kinks", look)
     find()

@@ -82,7 +82,7 @@ def test_rule_of_thumb(epsilon, rounds, epochs, expected) -> None:
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rule_without_a_budget_is_refused(epsilon: float) -> None:
-    with pytest.raises(ValueError, match="epsilon must be positive"):
+    with pytest.raises(ValueError, match=r"^epsilon"):
         rule_of_thumb(epsilon, rounds=100, epochs=2)
 
 

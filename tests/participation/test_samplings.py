@@ -58,7 +58,7 @@ def test_a_participation_is_made_for_cohorts(name: str) -> None:
 @pytest.mark.parametrize("value", [8.0, 2.5, "8", True, float("nan")], ids=repr)
 def test_what_is_no_whole_number_makes_no_cohorts(name: str, number: str, value: object) -> None:
     numbers = {"rounds": 12, "users": 24, "cohort_size": 8} | {number: value}
-    with pytest.raises(ValueError, match=f"{number} must be a whole number, got {value!r}"):
+    with pytest.raises(ValueError, match=f"^{number} .*{value!r}"):
         Participation.for_cohorts(name, **numbers)
 
 

@@ -1,16 +1,10 @@
 """docs/deploy.md, run as it is written: TLS, node keys, a silo killed, the server killed, and the record checked."""
 
-import contextlib
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from documented_deployment import left_after, started_by_the_page
+from documented_deployment import followed
 
 from fedcgd.ledger import export, verify
 from fedcgd_simulations.flower_runs import APP, free_port
@@ -25,39 +19,14 @@ ROUNDS = 6
 @pytest.mark.timeout(LIMIT + 60)
 def test_the_deployment_guide_works_as_written(tmp_path: Path) -> None:
     steps = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    script = tmp_path / "steps.sh"
-    script.write_text("set -euo pipefail\n" + "\n".join(steps))
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PORT": str(free_port()),
-        "APP": str(APP),
-        "ROUNDS": str(ROUNDS),
-    }
-    home = tmp_path / "flower"
-    code, left = -1, []
-    with (tmp_path / "output.log").open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", str(script)], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(LIMIT)
-            left = left_after(home, 30.0 if code == 0 else 0.0)
-        finally:
-            process.kill()
-            while remaining := started_by_the_page(home):  # a keeper may have started another in the meantime
-                for pid in remaining:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.2)
-    printed = (tmp_path / "output.log").read_text()
+    variables = {"PORT": str(free_port()), "APP": str(APP), "ROUNDS": str(ROUNDS)}
+    code, printed, left = followed("set -euo pipefail\n" + "\n".join(steps), tmp_path, variables, LIMIT)
     assert code == 0, printed[-4000:]
     assert left == [], "the page's last step left processes behind"
-
     assert f"finished with {ROUNDS}" in printed
     for path in (tmp_path / "run.db", tmp_path / "server.key", tmp_path / "result.json"):
         assert path.stat().st_mode & 0o077 == 0, path
-    assert "going on after release" in (tmp_path / "run.log").read_text()
+    assert "going on" in (tmp_path / "run.log").read_text()
     verification = verify(tmp_path / "run.db")
     assert (verification.released, verification.problems, verification.run.simulated) == (ROUNDS, (), False)
     states = [attempt["state"] for attempt in export(tmp_path / "run.db")["attempts"]]

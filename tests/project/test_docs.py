@@ -71,9 +71,3 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_header(page: Path) -> Non
     for table in re.findall(r"(?:^[ ]*\|.*\n)+", text, re.MULTILINE):
         rows = [re.split(r"(?<!\\)\|", row.strip()) for row in table.splitlines()]
         assert [row for row in rows if len(row) != len(rows[0])] == []
-
-
-def test_the_readme_has_examples() -> None:
-    languages = [language for language, _ in blocks(ROOT / "README.md")]
-    assert languages.count("python") >= 2
-    assert "output" in languages

@@ -2,25 +2,23 @@
 
 import difflib
 import importlib
-import json
 import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from command_line import run
+from command_line import figures
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 
 from fedcgd.noise.keys import NoiseKey
-from fedcgd_simulations.flower_runs import flower_environment, free_port, local_superlink, stop
+from fedcgd_simulations.flower_runs import local_superlink
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -53,63 +51,54 @@ def test_few_lines_differ_and_the_page_shows_them() -> None:
 
 
 @pytest.fixture
-def _app(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(EXAMPLES / f"flower_{request.param}")
+def run_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
+    """Runs the app of a folder in this process, with so many nodes; its module `task`."""
     monkeypatch.chdir(tmp_path)
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "digits_app"]:
-        del sys.modules[name]
+    before = set(sys.modules)
+
+    def run_it(folder: Path, package: str = "digits_app", nodes: int = NODES, config: dict = CONFIG) -> ModuleType:
+        monkeypatch.syspath_prepend(folder)
+        client, server, task = (
+            importlib.import_module(f"{package}.{name}") for name in ("client_app", "server_app", "task")
+        )
+        hosts = {i: FakeNode(client.app, config={"partition-id": i, "num-partitions": nodes}) for i in range(nodes)}
+        server.app(FakeGrid(hosts, config), Context(1, 0, {}, RecordDict(), dict(config)))
+        return task
+
+    yield run_it
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("digits_app", "my_app"):
+            del sys.modules[name]
 
 
-@pytest.mark.parametrize("_app", ["before", "after"], indirect=True)
-@pytest.mark.usefixtures("_app")
-def test_both_apps_run(request: pytest.FixtureRequest) -> None:
-    client, server, task = (
-        importlib.import_module(f"digits_app.{name}") for name in ("client_app", "server_app", "task")
-    )
-    nodes = {i: FakeNode(client.app, config={"partition-id": i, "num-partitions": NODES}) for i in range(NODES)}
-    server.app(FakeGrid(nodes, CONFIG), Context(1, 0, {}, RecordDict(), dict(CONFIG)))
+def test_the_app_as_it_was_runs(run_app: Callable[..., ModuleType]) -> None:
+    task = run_app(EXAMPLES / "flower_before")
     check_model(Path(), task.Net())
-    if request.node.callspec.params["_app"] == "after":
-        check_ledger(Path(), rounds=2)
 
 
-@pytest.mark.parametrize("_app", ["after"], indirect=True)
-@pytest.mark.usefixtures("_app")
-def test_the_private_app_learns() -> None:
+def test_the_private_app_learns(run_app: Callable[..., ModuleType]) -> None:
     """As printed, but for processes: at ε = 8 the example ended at guessing while it had ten users."""
-    client, server, task = (
-        importlib.import_module(f"digits_app.{name}") for name in ("client_app", "server_app", "task")
-    )
-    config = tomllib.loads((EXAMPLES / "flower_after" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    folder = EXAMPLES / "flower_after"
+    config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     [count] = re.findall(r"num-supernodes=(\d+)", PAGE[: PAGE.index("## The nodes")])
-    partitions = {"num-partitions": int(count)}
-    nodes = {i: FakeNode(client.app, config={"partition-id": i} | partitions) for i in range(int(count))}
-    server.app(FakeGrid(nodes, config), Context(1, 0, {}, RecordDict(), config))
+    task = run_app(folder, nodes=int(count), config=config)
     model = task.Net()
     model.load_state_dict(torch.load("final_model.pt", weights_only=True))
     assert task.test(model, task.load_test_data())[1] > 0.75
-    found = run("ledger", "verify", "run.db", "--json")
-    assert json.loads(found.stdout)["guarantee"]["epsilon"] < 8.001
+    assert figures("ledger", "verify", "run.db")["guarantee"]["epsilon"] < 8.001
 
 
-def test_a_copy_with_a_name_of_its_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_with_a_name_of_its_own_runs(tmp_path: Path, run_app: Callable[..., ModuleType]) -> None:
     """By the commands of the page, but for the last."""
     [commands] = re.findall(r"^```bash\n(cp -r .*?)^flwr run my-app ", PAGE, re.MULTILINE | re.DOTALL)
     shutil.copytree(EXAMPLES / "flower_after", tmp_path / "examples" / "flower_after")
     subprocess.run(["bash", "-e"], input=commands, text=True, cwd=tmp_path, check=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path / "my-app")
     app = tomllib.loads((tmp_path / "my-app" / "pyproject.toml").read_text())
     assert app["project"]["name"] == "my-app"
-    components = app["tool"]["flwr"]["app"]["components"].values()
-    server, client = (importlib.import_module(name.split(":")[0]).app for name in components)
-    nodes = {i: FakeNode(client, config={"partition-id": i, "num-partitions": NODES}) for i in range(NODES)}
-    server(FakeGrid(nodes, CONFIG), Context(1, 0, {}, RecordDict(), dict(CONFIG)))
+    assert {name.split(".")[0] for name in app["tool"]["flwr"]["app"]["components"].values()} == {"my_app"}
+    run_app(tmp_path / "my-app", "my_app")
     check_ledger(tmp_path, rounds=2)
     assert not any(name.startswith("digits_app") for name in sys.modules)
-    for name in [name for name in sys.modules if name.split(".")[0] == "my_app"]:
-        del sys.modules[name]
 
 
 def check_model(folder: Path, net: torch.nn.Module) -> None:
@@ -122,79 +111,26 @@ def check_model(folder: Path, net: torch.nn.Module) -> None:
 
 def check_ledger(folder: Path, rounds: int) -> None:
     NoiseKey.from_file(folder / "noise.key")  # for nobody else's eyes, or this raises
-    done = run("ledger", "verify", folder / "run.db", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["released"] == rounds
-
-
-def flwr_run(environment: dict[str, str], when: str, federation: list[str]) -> str:
-    done = subprocess.run(
-        ["flwr", "run", str(EXAMPLES / f"flower_{when}"), *federation, "--stream"],
-        env=environment,
-        cwd=environment["FLWR_HOME"],
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    return done.stdout + done.stderr
+    assert figures("ledger", "verify", folder / "run.db")["released"] == rounds
 
 
 @pytest.mark.flower
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_as_printed_in_simulation(when: str, tmp_path: Path) -> None:
+def test_as_printed_in_simulation(tmp_path: Path) -> None:
+    [federation] = re.findall(r'^flwr run examples/flower_after .*--federation-config "(.*)"$', PAGE, re.MULTILINE)
+    command = ["flwr", "run", str(EXAMPLES / "flower_after"), "--federation-config", federation, "--stream"]
     with local_superlink(tmp_path) as environment:
-        [federation] = re.findall(r'^flwr run examples/flower_after .*--federation-config "(.*)"$', PAGE, re.MULTILINE)
-        shown = flwr_run(environment, when, ["--federation-config", federation])
-    assert (tmp_path / "final_model.pt").exists(), shown[-5000:]
-    if when == "after":
-        check_ledger(tmp_path, rounds=10)
-        assert shown.count("each user counts once") == 1
-    check_model(tmp_path, make_net())
-
-
-def make_net() -> torch.nn.Module:
-    sys.path.insert(0, str(EXAMPLES / "flower_before"))
-    try:
-        return importlib.import_module("digits_app.task").Net()
-    finally:
-        sys.path.pop(0)
-        for name in [name for name in sys.modules if name.split(".")[0] == "digits_app"]:
-            del sys.modules[name]
-
-
-@pytest.mark.flower
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_as_printed_on_a_real_superlink(tmp_path: Path) -> None:
-    """Ten SuperNodes, each told by its configuration who it is."""
-    environment = flower_environment(tmp_path) | {"OMP_NUM_THREADS": "1"}
-    fleet = free_port()
-    (tmp_path / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{fleet}"\ninsecure = true\n'
-    )
-    with ExitStack() as stack:
-        log = stack.enter_context((tmp_path / "log").open("wb"))
-
-        def begin(*command: str) -> None:
-            process = subprocess.Popen(
-                command, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
-            )
-            stack.callback(stop, process)
-
-        begin("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(fleet))
-        time.sleep(10)
-        for i in range(NODES):
-            begin(
-                *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--port", str(free_port())),
-                *("--node-config", f"partition-id={i} num-partitions={NODES}"),
-            )
-        shown = flwr_run(environment, "after", ["here", "--run-config", "nodes-per-round=5 num-server-rounds=5"])
-        deadline = time.monotonic() + 600
-        while not (tmp_path / "final_model.pt").exists() and time.monotonic() < deadline:
-            time.sleep(2)
-    assert (tmp_path / "final_model.pt").exists(), shown[-3000:] + (tmp_path / "log").read_text()[-3000:]
-    check_model(tmp_path, make_net())
-    check_ledger(tmp_path, rounds=5)
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=environment["FLWR_HOME"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=800,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    assert (tmp_path / "final_model.pt").exists(), done.stdout[-5000:]
+    check_ledger(tmp_path, rounds=10)
+    assert done.stdout.count("counts once") == 1

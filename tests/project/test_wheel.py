@@ -56,22 +56,6 @@ def test_its_description_is_the_readme_and_every_link_leads_somewhere(wheel: Pat
     assert text.partition("\n")[0] == readme.partition("\n")[0]
 
 
-def test_its_metadata_say_who_what_and_where(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-    found = email.message_from_bytes(archive.read(name))
-    assert {url.partition(",")[0] for url in found.get_all("Project-URL")} >= {
-        "Documentation",
-        "Source",
-        "Issues",
-        "Changelog",
-    }
-    assert found["Description-Content-Type"] == "text/markdown"
-    assert found["Author"]
-    assert "differential privacy" in found["Keywords"]
-    assert any(one.startswith("Development Status :: ") for one in found.get_all("Classifier"))
-
-
 def test_without_a_compiler_it_is_a_wheel_of_python_alone(tmp_path: Path) -> None:
     sources = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -116,4 +100,4 @@ def test_it_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, finished.stderr
-    assert "zero out one user" in finished.stdout
+    assert "ε ≤" in finished.stdout

@@ -55,13 +55,6 @@ def test_the_plan_promises_nothing_in_every_form() -> None:
     assert NOISY.guarantee().epsilon < math.inf
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 8.0, 1e15])
-def test_no_budget_leads_to_a_plan_without_noise(epsilon: float) -> None:
-    plan = Plan.calibrated("dp-sgd", NOISY.participation, clip_norm=1.0, epsilon=epsilon, delta=1e-5)
-    assert plan.noise_multiplier > 0
-    assert not plan.noiseless
-
-
 def test_a_federated_run_clips_adds_nothing_and_says_so_in_every_round(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="flwr"):
         result = start(NOISELESS)
@@ -155,36 +148,3 @@ def private(plan: Plan):
         plan=plan,
     )
     return engine, made
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_central_training_clips_adds_nothing_and_warns() -> None:
-    with pytest.warns(UserWarning, match="NO NOISE"):
-        engine, (module, optimizer, loader) = private(NOISELESS)
-    inputs, targets = next(iter(loader))
-    expected = [torch.zeros_like(p) for p in module.parameters()]
-    for one, target in zip(inputs, targets, strict=True):
-        loss = nn.functional.cross_entropy(nn.functional.linear(one[None], *module.parameters()), target[None])
-        gradients = torch.autograd.grad(loss, list(module.parameters()))
-        norm = float(torch.cat([g.flatten() for g in gradients]).norm())
-        for total, g in zip(expected, gradients, strict=True):
-            total += g * min(1.0, 0.5 / max(norm, 1e-9)) / 6
-    before = [p.detach().clone() for p in module.parameters()]
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(module(inputs), targets).backward()
-    optimizer.step()
-    for start_, p, total in zip(before, module.parameters(), expected, strict=True):
-        torch.testing.assert_close(start_ - p.detach(), total, rtol=1e-3, atol=1e-3)
-    assert engine.get_epsilon(1e-5) == math.inf
-    assert engine.accountant.history == [(0, 0.5, 1)]
-
-
-def test_a_private_optimizer_never_loses_its_noise(tmp_path: Path) -> None:
-    engine, (module, optimizer, _) = private(NOISY)
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        optimizer.noise_multiplier = 0
-    engine.save_checkpoint(path=tmp_path / "private.pt", module=module)
-    with pytest.warns(UserWarning, match="NO NOISE"):
-        debugging, (other, _, _) = private(NOISELESS)
-    with pytest.raises(ValueError, match="another plan"):
-        debugging.load_checkpoint(path=tmp_path / "private.pt", module=other)

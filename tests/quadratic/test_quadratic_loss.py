@@ -103,5 +103,5 @@ def test_many_eigenvalues_are_taken_a_few_at_a_time() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.0, 1.5, float("nan"), float("inf")])
 def test_a_learning_rate_that_diverges_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match="below 2/μ = 1 "):
+    with pytest.raises(ValueError, match="below 2/μ"):
         Quadratic(Spectrum.from_eigenvalues([2.0, 0.1]), rate)

@@ -58,12 +58,12 @@ def test_what_is_no_spectrum_is_refused(values, counts, words: str) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"kind": "fedcgd spectrum", "version": 2})])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.json").write_text(text)
-    with pytest.raises(ValueError, match="holds no spectrum"):
+    with pytest.raises(ValueError, match="holds no"):
         Spectrum.load(tmp_path / "s.json")
 
 
 def test_mismatched_and_infinite_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="one count for each of the 2"):
+    with pytest.raises(ValueError, match="one count"):
         Spectrum.from_eigenvalues([1.0, 2.0], [1.0])
-    with pytest.raises(ValueError, match="finite, got inf"):
+    with pytest.raises(ValueError, match="got inf"):
         Spectrum.from_eigenvalues([1.0, float("inf")])

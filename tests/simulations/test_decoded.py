@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -67,21 +66,6 @@ def test_other_code_is_other_data_and_another_copy_of_it_is_not(tmp_path: Path) 
     code.write_text("MEAN = 0.4")
     decoded("some", [code], load)
     assert load.calls == 2
-
-
-def test_rows_are_read_when_they_are_taken_and_files_are_never_written_to(tmp_path: Path, cache: Path) -> None:
-    source, load = tmp_path / "raw", Loader(count=100_000)
-    source.write_text("x")
-    decoded("some", [source], load)
-    train = decoded("some", [source], load).train
-    with Path("/proc/self/smaps").open() as file:
-        lines = file.read().splitlines()
-    place = next(i for i in reversed(range(len(lines))) if lines[i].endswith("train-inputs.npy"))
-    resident = next(int(line.split()[1]) for line in lines[place:] if line.startswith("Rss:"))
-    assert resident < 100_000 * 24 / 1024 / 2  # half of it at most
-    assert torch.equal(train.take(np.array([7])).inputs, torch.arange(42.0, 48).view(1, 2, 3) + 1)
-    train.inputs[7] = 0
-    assert decoded("some", [source], load).train.inputs[7, 0, 0] == 43
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, cache: Path) -> None:

@@ -91,7 +91,3 @@ def test_with_poisson_sampling_only_the_draws_are_others(tmp_path, monkeypatch) 
 
     monkeypatch.setattr(ExampleRounds, "rows", drawn)
     assert apart(there, central(point, monkeypatch), start) < ROUNDING
-
-
-def test_the_folder_of_the_data_goes_along(tmp_path) -> None:
-    assert run_config(POINT, users=1260, data_dir=str(tmp_path))["data-dir"] == str(tmp_path)

@@ -2,14 +2,9 @@
 
 import pytest
 import torch
-from opacus_gradients import gradient_sum
-from oracles_gradients import clipped_sum
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fedcgd.clipping.flat_models import flatten, layout
-from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
-from fedcgd.noise.quantisation import Lattice
+from fedcgd.clipping.flat_models import layout
 from fedcgd_simulations.models.bert import SHAPES as BERT_SHAPES
 from fedcgd_simulations.models.bert import bert
 from fedcgd_simulations.models.cnn import cnn
@@ -17,10 +12,9 @@ from fedcgd_simulations.models.lora import LoRALinear, add_lora
 from fedcgd_simulations.models.lstm import WordLinear, lstm
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 from fedcgd_simulations.models.softmax import softmax_regression
-from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, load_torchvision, vit
+from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, vit
 from fedcgd_simulations.models.weights import RandomWeightsWarning, weights_path
 from fedcgd_simulations.models.wideresnet import wideresnet
-from fedcgd_simulations.task import Examples, classification
 
 SMALL_VIT = Shape(patch=8, layers=2, heads=2, hidden=16, mlp=32, image=32)
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -64,36 +58,6 @@ def test_examples_of_a_batch_do_not_influence_each_other(name, monkeypatch):
     assert torch.allclose(together, alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "lstm"])
-def test_opacus_and_torch_agree_on_per_example_gradients(name, monkeypatch):
-    from opacus import GradSampleModule
-
-    model, inputs = small_models(monkeypatch)[name]
-    task = classification("any", lambda: None, lambda: model)
-    targets = torch.tensor([0, 1, 2, 1])
-    loss, flat, clip_norm = example_loss(model, task.loss), flatten(model), 0.05
-    ours, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=clip_norm, grid=Lattice(2.0**-30))
-    unclipped, _ = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1e6, grid=Lattice(2.0**-30))
-    sampled = GradSampleModule(model, loss_reduction="sum")
-    theirs = gradient_sum(sampled, task, Examples(inputs, targets), clip_norm, Lattice(2.0**-30))
-    assert finite == 4
-    assert 2.0**-30 * float((unclipped - ours).double().norm()) > clip_norm
-    assert torch.allclose(2.0**-30 * ours, 2.0**-30 * theirs, atol=2e-5)
-
-
-def test_the_lstm_has_the_gradients_of_one_backward_pass_per_example():
-    """Opacus' LSTM draws hooks into its state, which torch.func cannot follow; so the reference is a plain loop."""
-    from opacus import GradSampleModule
-
-    model = lstm(200, classes=3, embedding=8, hidden=8)
-    task = classification("any", lambda: None, lambda: model)
-    targets = torch.tensor([0, 1, 2, 1])
-    expected = clipped_sum(model, zip(TOKENS, targets, strict=True), 0.05, task.loss)
-    sampled = GradSampleModule(model, loss_reduction="sum")
-    ours = 2.0**-30 * gradient_sum(sampled, task, Examples(TOKENS, targets), 0.05, Lattice(2.0**-30))
-    assert torch.allclose(ours.double(), expected, atol=2e-5)
-
-
 def test_what_a_broken_backward_pass_leaves_in_the_lstm_is_forgotten():
     """It is of other examples, whose influence on the next step's rows no clipping would bound."""
     model = lstm(200, classes=3, embedding=8, hidden=8)
@@ -102,21 +66,6 @@ def test_what_a_broken_backward_pass_leaves_in_the_lstm_is_forgotten():
             layer.words = [(torch.ones(4, 8), torch.ones(4, 32))]
     model(TOKENS)
     assert [layer.words for layer in model.lstm.modules() if isinstance(layer, WordLinear)] == [[], []]
-
-
-def test_other_recurrent_layers_keep_opacus_own_gradients():
-    from opacus import GradSampleModule
-    from opacus.grad_sample import dp_rnn
-    from opacus.layers.dp_rnn import RNNLinear
-
-    assert GradSampleModule.GRAD_SAMPLERS[RNNLinear] is dp_rnn.compute_rnn_linear_grad_sample
-
-
-def test_padding_does_not_matter_to_text_models(monkeypatch):
-    for name in ("lstm", "bert"):
-        model = small_models(monkeypatch)[name][0].eval()
-        with torch.no_grad():
-            assert torch.allclose(model(TOKENS[:1, :4]), model(TOKENS[:1]), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -161,47 +110,6 @@ def torchvision_weights(
         sizes[name.removesuffix("weight") + "bias"] = sizes[name][:1]  # one for each output
     generator = torch.Generator().manual_seed(0)
     return {name: 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
-
-
-def torchvision_forward(state: dict[str, Tensor], images: Tensor, layers: int, heads: int) -> Tensor:
-    """Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020, arXiv:2010.11929, equations 1 to 4, in torchvision's names."""
-
-    def named(name: str, kind: str = "weight") -> Tensor:
-        return state[f"{name}{'_' if name.endswith('in_proj') else '.'}{kind}"]
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return functional.layer_norm(x, x.shape[-1:], named(name), named(name, "bias"), eps=1e-6)
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, named(name), named(name, "bias"))
-
-    patch = state["conv_proj.weight"].shape[-1]
-    x = (
-        functional.conv2d(images, named("conv_proj"), named("conv_proj", "bias"), stride=patch)
-        .flatten(2)
-        .transpose(1, 2)
-    )
-    x = torch.cat([state["class_token"].expand(len(x), 1, -1), x], dim=1) + state["encoder.pos_embedding"]
-    for i in range(layers):
-        layer = f"encoder.layers.encoder_layer_{i}"
-        attention = f"{layer}.self_attention"
-        tokens = norm(x, f"{layer}.ln_1").transpose(0, 1)  # sequence first
-        attended, _ = functional.multi_head_attention_forward(
-            tokens, tokens, tokens, tokens.shape[-1], heads, named(f"{attention}.in_proj"), named(f"{attention}.in_proj", "bias"),
-            None, None, False, 0.0, named(f"{attention}.out_proj"), named(f"{attention}.out_proj", "bias"),
-        )  # fmt: skip
-        x = x + attended.transpose(0, 1)
-        x = x + linear(functional.gelu(linear(norm(x, f"{layer}.ln_2"), f"{layer}.mlp.0")), f"{layer}.mlp.3")
-    return linear(norm(x, "encoder.ln")[:, 0], "heads.head")
-
-
-def test_the_vision_transformer_computes_what_torchvisions_does():
-    state = torchvision_weights(layers=2, hidden=16, mlp=32, patch=8, patches=16, classes=3)
-    ours = VisionTransformer(SMALL_VIT, 3)
-    load_torchvision(ours, state)
-    with torch.no_grad():
-        assert torch.allclose(ours(IMAGES), torchvision_forward(state, IMAGES, layers=2, heads=2), atol=1e-5)
-        assert ours(IMAGES[:, :, :16, :16]).shape == (4, 3)
 
 
 def test_lora_starts_as_the_model_and_trains_little():
@@ -249,3 +157,18 @@ def test_a_local_bert_folder_is_loaded(tmp_path, monkeypatch):
     again = bert("bert-tiny", tmp_path, classes=3)
     with torch.no_grad():
         assert torch.allclose(again.eval()(TOKENS), model.eval()(TOKENS), atol=1e-6)
+
+
+def test_other_recurrent_layers_keep_opacus_own_gradients():
+    from opacus import GradSampleModule
+    from opacus.grad_sample import dp_rnn
+    from opacus.layers.dp_rnn import RNNLinear
+
+    assert GradSampleModule.GRAD_SAMPLERS[RNNLinear] is dp_rnn.compute_rnn_linear_grad_sample
+
+
+def test_padding_does_not_matter_to_text_models(monkeypatch):
+    for name in ("lstm", "bert"):
+        model = small_models(monkeypatch)[name][0].eval()
+        with torch.no_grad():
+            assert torch.allclose(model(TOKENS[:1, :4]), model(TOKENS[:1]), atol=1e-5)

@@ -35,6 +35,14 @@ def test_sizes_and_skew_are_as_named():
     assert labels_of("even") < 0.2
 
 
+@pytest.mark.parametrize("users", [0, 11])
+def test_impossible_numbers_of_users_are_refused(users):
+    with pytest.raises(ValueError, match=f"got {users}"):
+        iid_shards(10, users, seed=0)
+    with pytest.raises(ValueError, match="got 0"):
+        dirichlet_label_skew([0, 1], 2, concentration=0, seed=0)
+
+
 def test_seeds_decide():
     again = iid_shards(2000, 30, seed=1)
     assert all(np.array_equal(a, b) for a, b in zip(again, PARTITIONS["iid"], strict=True))
@@ -45,11 +53,3 @@ def test_seeds_decide():
 def test_as_many_users_as_examples_leaves_nobody_out():
     parts = dirichlet_label_skew([0, 0, 1, 1], 4, concentration=0.01, seed=0)
     assert sorted(len(part) for part in parts) == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("users", [0, 11])
-def test_impossible_numbers_of_users_are_refused(users):
-    with pytest.raises(ValueError, match=f"got {users}"):
-        iid_shards(10, users, seed=0)
-    with pytest.raises(ValueError, match="got 0"):
-        dirichlet_label_skew([0, 1], 2, concentration=0, seed=0)

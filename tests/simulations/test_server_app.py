@@ -10,9 +10,9 @@ import torch
 from app_runs import DEFAULTS
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
-from flwr.clientapp import ClientApp
 
 from fedcgd_flower import IncompleteRunError
+from fedcgd_flower.cohort import CohortSelector
 from fedcgd_simulations import server_app
 from fedcgd_simulations.client_app import app as client_app
 from fedcgd_simulations.task import Examples
@@ -61,15 +61,12 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
     options = {"ledger": str(tmp_path / "run.db"), "rounds": 4}
     with monkeypatch.context() as patched:
         releases = iter(range(100))
-        real = server_app.CorrelatedNoise
+        real = CohortSelector.wait_for
 
-        def stalling(*args, **kwargs):
-            strategy = real(*args, **kwargs)
-            wait_for = strategy._selector.wait_for
-            strategy._selector.wait_for = lambda *asked: wait_for(*asked) if next(releases) < 2 else "nobody is there"
-            return strategy
+        def stalling(self, *asked):
+            return real(self, *asked) if next(releases) < 2 else "nobody is there"
 
-        patched.setattr(server_app, "CorrelatedNoise", stalling)
+        patched.setattr(CohortSelector, "wait_for", stalling)
         with pytest.raises(IncompleteRunError, match="4 rounds"):
             run(tmp_path / "run.json", **options)
     assert json.loads((tmp_path / "run.failed.json").read_text())["releases"] == 2
@@ -95,14 +92,6 @@ def test_a_private_run_with_a_sampling_wants_registered_nodes_or_a_word_that_all
     assert json.loads((tmp_path / "run.json").read_text())["releases"] == 2
 
 
-def test_nodes_that_are_not_ours_end_the_run(tmp_path: Path) -> None:
-    config = DEFAULTS | {"results": str(tmp_path / "run.json")}
-    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
-    with pytest.raises(ValueError, match="no user"):
-        server_app.main(FakeGrid({1: FakeNode(ClientApp())}), context)
-    assert (tmp_path / "run.failed.json").exists()
-
-
 def test_a_slow_evaluation_is_announced_with_the_remedy(monkeypatch, caplog) -> None:
     """A vision transformer released nothing in ten minutes: it was evaluating the initial model on 10,000 examples."""
     task = get_task("digits")
@@ -125,22 +114,6 @@ def test_a_slow_evaluation_is_announced_with_the_remedy(monkeypatch, caplog) -> 
     caplog.clear()
     server_app._warn_of_slow_evaluation(task.model(0), task, examples.take(np.arange(100)))
     assert not caplog.text
-
-
-def test_only_so_many_test_examples_are_evaluated(tmp_path: Path, monkeypatch) -> None:
-    seen = []
-    real = server_app.evaluate
-
-    def counted(model, task, examples):
-        seen.append(len(examples))
-        return real(model, task, examples)
-
-    monkeypatch.setattr(server_app, "evaluate", counted)
-    run(tmp_path / "run.json", **{"test-examples": 7, "rounds": 1})
-    assert seen == [4, 7, 7]
-    seen.clear()
-    run(tmp_path / "run.json", **{"test-examples": 10**6, "rounds": 1})
-    assert seen == [4, 357, 357]
 
 
 def test_the_test_examples_are_drawn_by_the_seed_and_not_the_first() -> None:

@@ -80,11 +80,6 @@ def test_samplings() -> None:
         settings(sampling="often").participation(1260)
 
 
-def test_fewer_rounds_than_planned_stay_consistent() -> None:
-    short = settings(rounds=5).participation(1260)
-    assert (short.rounds, short.participations) == (5, 1)
-
-
 @pytest.mark.parametrize("cohort", [0, -1, 1261])
 def test_a_cohort_that_no_round_can_have_is_refused(cohort: int) -> None:
     with pytest.raises(ValueError, match="1260 users"):
@@ -105,6 +100,11 @@ def test_waiting_for_replies_ends(seconds: float) -> None:
     assert settings(reply_timeout=90).reply_timeout == 90.0
     with pytest.raises(ValueError, match=f"reply-timeout .*{float(seconds)}"):
         settings(reply_timeout=seconds)
+
+
+def test_fewer_rounds_than_planned_stay_consistent() -> None:
+    short = settings(rounds=5).participation(1260)
+    assert (short.rounds, short.participations) == (5, 1)
 
 
 def test_test_examples_are_a_number() -> None:

@@ -48,24 +48,12 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
         read_files(find_files(tmp_path / "data"))
 
 
-def test_a_truncated_binary_file_is_refused(tmp_path):
-    write_binary(tmp_path / "data")
-    path = tmp_path / "data" / "data_batch_3.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"3073 .*30729"):
-        read_files(find_files(tmp_path / "data"))
-
-
 def test_without_files_and_network_the_error_says_what_to_do(tmp_path):
     def no_network(folder):
         raise OSError("network is unreachable")
 
     with pytest.raises(ValueError, match=r"unreachable.*cifar-10-batches-py.*\$FEDCGD_DATA"):
         load(tmp_path, fetch=no_network)
-
-
-def test_what_is_fetched_is_used(tmp_path):
-    assert len(load(tmp_path, fetch=lambda folder: write_binary(folder / "cifar-10-batches-bin")).test) == 10
 
 
 @pytest.mark.parametrize("model", ["cnn", "scattering-4"])
@@ -87,3 +75,15 @@ def test_a_linear_model_of_scattering_features_is_trained_as_softmax_regression_
         assert is_softmax(task.model(0), task.loss)
         assert task.model(0)(task.load().test.inputs).shape == (10, 10)
         assert task.load().train.inputs.shape == (45, size)
+
+
+def test_a_truncated_binary_file_is_refused(tmp_path):
+    write_binary(tmp_path / "data")
+    path = tmp_path / "data" / "data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"3073 .*30729"):
+        read_files(find_files(tmp_path / "data"))
+
+
+def test_what_is_fetched_is_used(tmp_path):
+    assert len(load(tmp_path, fetch=lambda folder: write_binary(folder / "cifar-10-batches-bin")).test) == 10

@@ -1,4 +1,4 @@
-// What drawing.py does: pairs of users, each from one round in which one of the two takes part to the next.
+// Pairs of users, each from one round in which one of the two takes part to the next.
 
 #include <stdint.h>
 

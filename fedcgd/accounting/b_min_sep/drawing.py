@@ -1,7 +1,8 @@
-"""The drawing of `pairs`: machine code of `drawing.c`, or NumPy for all pairs together, with the same draws and the same bits.
+"""The drawing of `pairs`, by the machine code of `drawing.c`.
 
-Each pair goes from one round in which one of the two takes part to the next. All pairs go one such step, and then the next, so
-that the generator's numbers serve the same pairs whichever form draws them.
+Each pair goes from one round in which one of the two takes part to the next. How many rounds from t on nobody does, at least one
+of the two being free, is drawn by bisection: while nobody does, states follow from each other, so that the probability that it
+lasts m rounds is a quotient of weights. All pairs go one such step, and then the next.
 """
 
 import ctypes
@@ -13,14 +14,11 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcgd.accounting.b_min_sep.recursion import Indices
 from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-from fedcgd.native.library import array, checked, function, library
-
-Flags = NDArray[np.bool_]
+from fedcgd.native.library import array, function, library, needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +58,6 @@ class Tables:
         """(1 − p)^k."""
         return np.asarray((1 - self.rate) ** np.arange(2 * self.rounds + 1, dtype=float))
 
-    def passed(self, states: Indices, rounds: Indices) -> Indices:
-        """As `passed` says."""
-        return passed(states, rounds, self.ages, self.limit)
-
 
 def passed(states: Indices, rounds: Indices, ages: Indices, limit: int) -> Indices:
     """The states so many rounds later, without this user: older, until the last of their level."""
@@ -75,81 +69,10 @@ Draw = Callable[[np.random.Generator, Tables, Indices, Indices], tuple[Turns, Ve
 there is none; and θ·K̃ of each pair."""
 
 
-def in_numpy(generator: np.random.Generator, tables: Tables, first: Indices, second: Indices) -> tuple[Turns, Vector]:
-    """As `Draw` says."""
-    n, count = tables.rounds, len(first)
-    turns, used = np.full((2, tables.most, count), n, dtype=np.int32), np.zeros((2, count), dtype=np.int64)
-    drawn, rests = np.zeros(count), tables.rests
-    t, place = np.zeros(count, dtype=np.int64), np.arange(count)
-    while True:
-        wait = np.maximum(0, tables.separation - np.maximum(tables.ages[first], tables.ages[second]))
-        t, first, second = t + wait, tables.passed(first, wait), tables.passed(second, wait)
-        t, first, second, place = (each[t < n] for each in (t, first, second, place))
-        quiet = _quiet(tables, rests, t, first, second, generator.random(len(t)))
-        t, first, second = t + quiet, tables.passed(first, quiet), tables.passed(second, quiet)
-        t, first, second, place = (each[t < n] for each in (t, first, second, place))
-        if not len(t):
-            return turns, drawn
-        *with_them, gained = _taking_part(tables, t, first, second, generator.random(len(t)))
-        drawn[place] += gained
-        for user, taking_part in enumerate(with_them):
-            here = place[taking_part]
-            turns[user, used[user, here], here] = t[taking_part]
-            used[user, here] += 1
-        first, second = (
-            np.where(taking_part, tables.taken[state] * tables.limit, tables.passed(state, np.ones_like(state)))
-            for taking_part, state in zip(with_them, (first, second), strict=True)
-        )
-        t = t + 1
-
-
-def _quiet(tables: Tables, rests: Vector, t: Indices, first: Indices, second: Indices, u: Vector) -> Indices:
-    """How many rounds from t on nobody takes part, at least one of the two states free: n − t for all that are left.
-
-    While nobody does, states follow from each other. So that it lasts m rounds has as its probability a quotient of weights.
-    """
-    bound = [np.maximum(0, tables.separation - tables.ages[state]) for state in (first, second)]
-
-    def weight(rounds: Indices) -> Vector:
-        free = sum(np.maximum(0, rounds - each) for each in bound)
-        one, two = tables.passed(first, rounds), tables.passed(second, rounds)
-        swap = tables.free_index[two] < 0
-        other, index = np.where(swap, two, one), tables.free_index[np.where(swap, one, two)]
-        return np.asarray(rests[free] * tables.waiting[t + rounds, other, index])
-
-    low, high = np.zeros_like(t), tables.rounds - t + 1  # lasts so long, and not so long
-    limit = u * weight(low)
-    for _ in range(int(high.max(initial=1)).bit_length()):
-        middle = (low + high) // 2
-        lasts = (weight(middle) > limit) & (middle > low)
-        low, high = np.where(lasts, middle, low), np.where(lasts | (middle == low), high, middle)
-    return low
-
-
-def _taking_part(tables: Tables, t: Indices, first: Indices, second: Indices, u: Vector) -> tuple[Flags, Flags, Vector]:
-    """Who does in round t, if somebody does, and θ·K̃ of it; by the states before, of which at least one is free."""
-    p, taken = tables.rate, tables.taken
-    is_free = tables.free_index >= 0
-    swap = ~is_free[second]
-    free, other = np.where(swap, first, second), np.where(swap, second, first)
-    either = is_free[other]
-    by_other, by_free = tables.gained[t, other], tables.gained[t, free]
-    alone = np.where(either, p * (1 - p), p) * by_other * tables.after[t, taken[free], other]
-    other_alone = np.where(either, p * (1 - p), 0.0) * by_free * tables.after[t, taken[other], free]
-    together = by_other * by_free * tables.gained_together[t]
-    pair = np.where(either, p * p, 0.0) * together * tables.both[t, taken[free], taken[other]]
-    u = u * (alone + other_alone + pair)
-    with_free = (u < alone) | (u >= alone + other_alone)
-    with_other = either & (u >= alone)
-    gained = with_free * tables.overlaps[t, other] + with_other * tables.overlaps[t, free]
-    gained += (with_free & with_other) * tables.together[t]
-    return np.where(swap, with_free, with_other), np.where(swap, with_other, with_free), gained
-
-
 @cache
-def compiled() -> Draw | None:
-    """Machine code; None where it was not built, or does not work or gives other draws than NumPy."""
-    return checked(_load, _answer, _ANSWER)
+def compiled() -> Draw:
+    """Machine code. Raises RuntimeError where it was not built or does not work."""
+    return needed(_load, _answer, _ANSWER)
 
 
 class _Tables(ctypes.Structure):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcgd.accounting.b_min_sep.coins import Coins
-from fedcgd.accounting.b_min_sep.recursion import Indices, Step, recursions
+from fedcgd.accounting.b_min_sep.recursion import Indices, Step, compiled
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import LARGEST
@@ -69,7 +69,7 @@ class BMinSepLikelihood:
 
         What is beyond `LARGEST` or below 1/`LARGEST` is set to that.
         """
-        b, kept, form = self.law.separation, len(self.chances), recursions()
+        b, kept, form = self.law.separation, len(self.chances), compiled()
         with np.errstate(over="ignore", invalid="ignore"):
             if self.grid is None:
                 firsts = form.without_tail(weights, b, 1 - self.law.rate, kept)

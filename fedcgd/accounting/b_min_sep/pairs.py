@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from fedcgd.accounting.b_min_sep.coins import Coins
-from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, in_numpy, passed
+from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, passed
 from fedcgd.accounting.b_min_sep.recursion import Indices
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
@@ -149,7 +149,7 @@ class PairChain:
     def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Turns, Vector]:
         """`count` pairs: the rounds of each, twice shape (most, count), and θ·K̃ of each."""
         first, second = self._drawn_start(generator, count)
-        turns, drawn = (compiled() or in_numpy)(generator, self.tables, first, second)
+        turns, drawn = compiled()(generator, self.tables, first, second)
         most = int((turns < self.law.rounds).any(axis=(0, 2)).sum())
         return turns[0, :most], turns[1, :most], drawn
 

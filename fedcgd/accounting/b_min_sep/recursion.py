@@ -1,7 +1,4 @@
-"""The recursions of `likelihood` through the rounds, as the machine code of `recursion.c`, or with NumPy and the same bits.
-
-Machine code takes a fifth of the time or less, and holds no lock of the interpreter: two threads are twice as fast.
-"""
+"""The recursions of `likelihood` through the rounds: machine code of `recursion.c`, which holds no lock of the interpreter."""
 
 from collections.abc import Callable
 from ctypes import c_double, c_int64
@@ -14,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.mechanisms.mechanism import Matrix
-from fedcgd.native.library import array, checked, function, library
+from fedcgd.native.library import array, function, library, needed
 
 _LANES = 16  # as in recursion.c
 
@@ -30,17 +27,9 @@ class Step:
     above: Indices
     weights: Matrix
 
-    def __call__(self, values: Matrix) -> Matrix:
-        """For one map and values of shape (points, draws)."""
-        one, two = values[self.above], values[self.above + 1]
-        return np.asarray(one * self.weights[:, :1] + two * self.weights[:, 1:])
-
-    def __getitem__(self, kind: int) -> "Step":
-        return Step(self.above[kind], self.weights[kind])
-
 
 class Recursions(NamedTuple):
-    """One form of each. `weights`[t] = p·exp(x_t − e_t), shape (n, draws); the result is F of the first `kept` rounds."""
+    """Both. `weights`[t] = p·exp(x_t − e_t), shape (n, draws); the result is F of the first `kept` rounds."""
 
     without_tail: Callable[[Matrix, int, float, int], Matrix]
     """(weights, b, 1 − p, kept): F_t = (1 − p)·F_{t+1} + weights_t·F_{t+b}; shape (kept, draws)."""
@@ -48,43 +37,10 @@ class Recursions(NamedTuple):
     """(weights, b, stay, take, kinds, kept): F_t = stay·F_{t+1} + weights_t·(take[kinds[t]]·F_{t+b}), at the last point."""
 
 
-def _without_tail(weights: Matrix, b: int, rest: float, kept: int) -> Matrix:
-    n, draws = weights.shape
-    ring, firsts = np.ones((b + 1, draws)), np.ones((kept, draws))
-    for t in range(n - 1, -1, -1):
-        now = ring[(t + 1) % (b + 1)] * rest
-        now += weights[t] * ring[(t + b) % (b + 1)]
-        ring[t % (b + 1)] = now
-        if t < kept:
-            firsts[t] = now
-    return firsts
-
-
-def _with_tail(weights: Matrix, b: int, stay: Step, take: Step, kinds: Indices, kept: int) -> Matrix:
-    n, draws = weights.shape
-    ring, firsts = np.ones((b + 1, stay.above.shape[-1], draws)), np.ones((kept, draws))
-    maps = [take[kind] for kind in range(len(take.above))]
-    for t in range(n - 1, -1, -1):
-        now = stay(ring[(t + 1) % (b + 1)])
-        now += weights[t] * maps[kinds[t]](ring[(t + b) % (b + 1)])
-        ring[t % (b + 1)] = now
-        if t < kept:
-            firsts[t] = now[-1]
-    return firsts
-
-
-NUMPY = Recursions(_without_tail, _with_tail)
-
-
-def recursions() -> Recursions:
-    """The form to use."""
-    return compiled() or NUMPY
-
-
 @cache
-def compiled() -> Recursions | None:
-    """Machine code; None where it was not built, or does not work or gives other bits than NumPy."""
-    return checked(_load, _answer, _ANSWER)
+def compiled() -> Recursions:
+    """Machine code. Raises RuntimeError where it was not built or does not work."""
+    return needed(_load, _answer, _ANSWER)
 
 
 def _load() -> Recursions:

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcgd.accounting.balls_in_bins.add import add_bound
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.random_participation.law import LARGEST, Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
@@ -93,10 +92,6 @@ class BinLaw:
     def tuples(self, columns: Bins, sigma: float, order: int) -> StarProposal:
         """Those of `order` bins."""
         return StarProposal.from_gram(columns.gram / sigma**2, order)
-
-    def adding(self, columns: Bins, sigma: float, epsilon: float) -> float:
-        """A bound on δ of adding a user that needs no draws."""
-        return add_bound(columns.gram / sigma**2, epsilon)
 
 
 @dataclass(frozen=True, eq=False)

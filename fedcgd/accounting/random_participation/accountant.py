@@ -22,8 +22,10 @@ class SecretRoundsAccountant(ProfileAccountant):
 
     def rough_noise_multiplier(self, *, epsilon: float, delta: float) -> float:
         """σ that a few draws propose, the same random numbers for every mechanism, so that differences between them are seen."""
-        problem = self._problem(self.participation.rounds)
-        return search.propose(problem, self._least_sigma(epsilon, delta).value, epsilon=epsilon, delta=delta)
+        most, rounds = self._least_sigma(epsilon, delta).value, self.participation.rounds
+        if self._is_beyond_draws(most, rounds):
+            return most
+        return search.propose(self._problem(rounds), most, epsilon=epsilon, delta=delta)
 
     def log_ratio(self, sigma: float, seen: Matrix) -> Vector:
         """log S, which tells best whether a user of the worst kind took part, up to a thousandth; shape (draws,).

@@ -12,6 +12,7 @@ events that are too rare to be drawn: δ_add = ∫ Q(log S ≤ u)·e^(u+ε) du o
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,15 +34,25 @@ class LogRatios:
     upper: Vector
 
 
-def draw_log_ratios(columns: Columns, likelihood: Likelihood, sigma: float, count: int, seed: Seed) -> LogRatios:
-    """`count` draws."""
+def draw_log_ratios(
+    columns: Columns,
+    likelihood: Likelihood,
+    sigma: float,
+    count: int,
+    seed: Seed,
+    is_hopeless: Callable[[LogRatios], bool] = lambda _: False,
+) -> LogRatios:
+    """`count` draws; a quarter of them if these say that it `is_hopeless`."""
 
     def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
         lower, upper = likelihood.bounds(likelihood.weights(columns.noise(generator, size) / sigma))
         return np.log(lower) - columns.rounding, np.log(upper) + columns.rounding
 
-    blocks = run_in_blocks(block, count, max(1, columns.rounds // 8), seed)
-    return LogRatios(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+    def together(blocks: list[tuple[Vector, Vector]]) -> LogRatios:
+        return LogRatios(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+
+    width = max(1, columns.rounds // 8)
+    return together(run_in_blocks(block, count, width, seed, lambda some: is_hopeless(together(some))))
 
 
 @dataclass(frozen=True)
@@ -57,12 +68,10 @@ class AddDirection:
     """About δ_add."""
     expected: float
     """About the bound that `count` draws will give."""
-    proven: bool = False
-    """Whether that is a bound without any draws."""
 
     @staticmethod
-    def from_pilot(pilot: LogRatios, epsilon: float, count: int, failure: float, most: float = 1.0) -> "AddDirection":
-        """As few draws suggest; `most` is a bound that needs none."""
+    def from_pilot(pilot: LogRatios, epsilon: float, count: int, failure: float) -> "AddDirection":
+        """As few draws suggest."""
         values = _values(pilot.lower, epsilon)
         mean, variance = float(values.mean()), float(values.var())
         variance = max(variance, 1e-3 / len(values))  # few draws may have seen none
@@ -77,19 +86,19 @@ class AddDirection:
                 found = _extrapolated(epsilon, (u1, u2), (p1 * count, high * count), count, failure)
                 if found < best.expected:
                     best = AddDirection(epsilon, failure, (u1, u2), variance, min(mean, found) or found, found)
-        if most <= best.expected:
-            return AddDirection(epsilon, failure, None, variance, min(mean, most), most, proven=True)
         return best
 
     def confirm(self, draws: LogRatios) -> float:
         """An upper bound on δ_add that is wrong with probability at most `failure`, from draws that the pilot did not see."""
-        if self.proven:
-            return self.expected
-        count = len(draws.lower)
+        return self.projected(draws, len(draws.lower))
+
+    def projected(self, draws: LogRatios, count: int) -> float:
+        """What `confirm` will say, about, once there are `count` draws like these."""
+        times = count / len(draws.lower)
         if self.line is None:
             bet = stake(self.variance, 1.0, count, self.failure)
-            return upper_bound(_values(draws.lower, self.epsilon), 1.0, bet, self.failure)
-        counts = int((draws.lower <= self.line[0]).sum()), int((draws.upper <= self.line[1]).sum())
+            return upper_bound(_values(draws.lower, self.epsilon), 1.0, bet, self.failure ** (1 / times))
+        counts = times * int((draws.lower <= self.line[0]).sum()), times * int((draws.upper <= self.line[1]).sum())
         return _extrapolated(self.epsilon, self.line, counts, count, self.failure)
 
 

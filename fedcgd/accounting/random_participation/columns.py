@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
-from scipy.signal import lfilter
+from scipy.signal import fftconvolve, lfilter
 from scipy.sparse import csr_array, dia_array
 
 from fedcgd.accounting.coverage import non_negative
@@ -141,41 +141,18 @@ class Columns:
 
     def _banded(self, x: Matrix, *, transposed: bool) -> Matrix:
         """The product with the band of c, or with its transpose."""
-        width, n = len(self._band), self.rounds
+        width = len(self._band)
         if width == 0:
             return np.zeros_like(x)
         if width <= EFFORT.memory.sparse:
             return np.asarray(self._matrices[transposed] @ x)
-        result = np.empty_like(x)
-        block = self._block  # of rows i … i + EFFORT.memory.rows − 1, columns i − width + 1 …
-        for start in range(0, n, EFFORT.memory.rows):
-            end = min(start + EFFORT.memory.rows, n)
-            rows = end - start
-            if transposed:
-                stop = min(end + width - 1, n)
-                # (Tᵀ)[i, j] = c(j − i): the block of T for columns start … and rows start … stop − 1
-                result[start:end] = block[: stop - start, width - 1 : width - 1 + rows].T @ x[start:stop]
-            else:
-                first = max(0, start - width + 1)
-                result[start:end] = block[:rows, width - 1 - (start - first) : width - 1 + rows] @ x[first:end]
-        return result
+        backwards = -1 if transposed else 1
+        return np.asarray(fftconvolve(x[::backwards], self._band[:, None], axes=0)[: self.rounds][::backwards])
 
     @cached_property
     def _matrices(self) -> tuple[csr_array, csr_array]:
         """The band as a matrix, and its transpose."""
         return _sparse(np.tile(self._band, (self.rounds, 1)))
-
-    @cached_property
-    def _block(self) -> Matrix:
-        width = len(self._band)
-        lags = (
-            np.arange(EFFORT.memory.rows + width - 1)[:, None]
-            - np.arange(EFFORT.memory.rows + width - 1)[None, :]
-            + width
-            - 1
-        )
-        inside = (lags >= 0) & (lags < width)
-        return np.where(inside, self._band[np.clip(lags, 0, width - 1)], 0.0)
 
 
 @dataclass(frozen=True, eq=False)

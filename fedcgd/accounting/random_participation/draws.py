@@ -13,14 +13,23 @@ Drawn = TypeVar("Drawn")
 Seed = tuple[int, int]  # of a question, and the number of its draws
 
 
-def run_in_blocks(draw: Callable[[np.random.Generator, int], Drawn], count: int, width: int, seed: Seed) -> list[Drawn]:
-    """`count` draws in blocks, each with its own generator: the same for any number of threads."""
-    size = max(1, min(count, max(128, EFFORT.memory.block // width)))
+def run_in_blocks(
+    draw: Callable[[np.random.Generator, int], Drawn],
+    count: int,
+    width: int,
+    seed: Seed,
+    is_hopeless: Callable[[list[Drawn]], bool] = lambda _: False,
+) -> list[Drawn]:
+    """`count` draws in blocks, each with its own generator; no more than a quarter of them if these say that it `is_hopeless`."""
+    size = max(1, min(-(-count // 4), max(128, EFFORT.memory.block // width)))
     sizes = [min(size, count - start) for start in range(0, count, size)]
     seeds = np.random.SeedSequence(seed).spawn(len(sizes))
+    parts = list(zip(seeds, sizes, strict=True))
+
+    def block(part: tuple[np.random.SeedSequence, int]) -> Drawn:
+        return draw(np.random.Generator(np.random.SFC64(part[0])), part[1])
+
     # Threads that BLAS starts inside ours wait for each other: up to six times as slow where others use the processor too.
     with one_thread(), ThreadPoolExecutor(min(len(sizes), usable_cores())) as pool:
-        blocks = pool.map(
-            lambda pair: draw(np.random.Generator(np.random.SFC64(pair[0])), pair[1]), zip(seeds, sizes, strict=True)
-        )
-        return list(blocks)
+        first = list(pool.map(block, parts[: len(parts) // 4]))
+        return first if first and is_hopeless(first) else [*first, *pool.map(block, parts[len(first) :])]

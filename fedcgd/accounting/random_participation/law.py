@@ -20,25 +20,20 @@ class Columns(Protocol):
     @property
     def rounds(self) -> int:
         """How many x there are."""
-        ...
 
     @property
     def entries(self) -> Vector:
         """Numbers that the law of x follows from, for a seed."""
-        ...
 
     @property
     def rounding(self) -> float:
         """What the precision of `noise` changes log S by, at most."""
-        ...
 
     def noise(self, generator: np.random.Generator, count: int) -> Matrix:
         """⟨C[:, t], z⟩ of standard normal z, shape (n, draws)."""
-        ...
 
     def lifted(self, turns: Turns, noise: Matrix) -> tuple[Matrix, Vector, Vector]:
         """With v the sum of C1_P over the users of a tuple: ⟨C[:, t], v⟩, shape (n, tuples); ⟨v, z⟩ by the `noise`; and |v|²."""
-        ...
 
 
 class Likelihood(Protocol):
@@ -47,23 +42,19 @@ class Likelihood(Protocol):
     @property
     def gap(self) -> float:
         """About the distance of the two bounds on log S."""
-        ...
 
     @property
     def cost(self) -> float:
         """About the time that a draw takes, in units of one whose bounds are equal."""
-        ...
 
     def weights(self, x: Matrix) -> Matrix:
         """What each round multiplies with at x_t = ⟨C[:, t], y⟩/σ²: exp(x_t), times what no draw changes; shape (n, draws).
 
         Exponents beyond 700 count as that.
         """
-        ...
 
     def bounds(self, weights: Matrix) -> tuple[Vector, Vector]:
         """A lower and an upper bound on S, by the `weights`."""
-        ...
 
 
 class Tuples(Protocol):
@@ -72,21 +63,17 @@ class Tuples(Protocol):
     @property
     def order(self) -> int:
         """r."""
-        ...
 
     @property
     def log_total(self) -> float:
         """log of at least E[S^r]. Infinite if it overflows."""
-        ...
 
     @property
     def cost(self) -> float:
         """About the time of a tuple, in units of that of a draw."""
-        ...
 
     def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Vector]:
         """The rounds of the users of `count` tuples, shape (most, r, count), and the probability of each to be accepted."""
-        ...
 
 
 class Pairs(Protocol):
@@ -95,11 +82,9 @@ class Pairs(Protocol):
     @property
     def log_total(self) -> float:
         """log E exp(θ·K̃). Infinite if it overflows."""
-        ...
 
     def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Turns, Vector]:
         """`count` pairs: the rounds of each user, twice shape (most, count), and θ·K̃ of each."""
-        ...
 
 
 class Law(Protocol):
@@ -108,31 +93,21 @@ class Law(Protocol):
     @property
     def rounds(self) -> int:
         """n, those that are released."""
-        ...
 
     @property
     def words(self) -> tuple[str, ...]:
         """All that the law follows from, for a seed."""
-        ...
 
     def likelihood(self, columns: Any, sigma: float) -> Likelihood:
         """S of C = `columns` with noise `sigma`."""
-        ...
 
     @property
     def method(self) -> str:
         """How answers are found, in words."""
-        ...
 
     @property
     def orders(self) -> tuple[int, ...]:
         """The r that tuples can have, ascending from 2 on."""
-        ...
 
     def tuples(self, columns: Any, sigma: float, order: int) -> Tuples:
         """Tuples of `order` users."""
-        ...
-
-    def adding(self, columns: Any, sigma: float, epsilon: float) -> float:
-        """A bound on δ of adding a user that needs no draws; 1 if there is none."""
-        ...

@@ -2,7 +2,7 @@
 
 ⟨C[:, t], C[:, s]⟩ for s ≤ t is a geometric part, `tail_products`[t]·λ^(t−s)·d_s, and for t − s below the bands of C what `near`
 has. So a tuple's rounds are gone through in their order: of each user's earlier ones the geometric part is one number. That is
-the machine code of `overlaps.c`, or NumPy for all tuples together, with the same bits.
+the machine code of `overlaps.c`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import numpy as np
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-from fedcgd.native.library import array, checked, function, library
+from fedcgd.native.library import array, function, library, needed
 
 # (turns, users, near, tail, scales, powers) → what each of a user's rounds adds with each user's rounds before it; shape
 # (tuples, users, users). `turns`: shape (tuples, most), each row ascending, t·users + user, from n·users on none.
@@ -32,39 +32,16 @@ def overlaps(columns: Columns, turns: Turns) -> Vector:
     ordered = np.sort(np.ascontiguousarray(ordered.reshape(most * users, count).T), axis=1)
     powers = columns.ratio ** np.arange(columns.rounds, dtype=float)
     given = columns.near, columns.tail_products, columns.scales, powers
-    found = (compiled() or in_numpy)(ordered, users, *given)
+    found = compiled()(ordered, users, *given)
     found += found.transpose(0, 2, 1)
     found[:, np.arange(users), np.arange(users)] = 0.0
     return found
 
 
-def in_numpy(turns: Turns, users: int, near: Matrix, tail: Vector, scales: Vector, powers: Vector) -> Vector:
-    """As `Overlaps` says."""
-    n, count = near.shape[1], len(turns)
-    found, left, last = np.zeros((count, users, users)), np.zeros((count, users)), np.zeros(count, dtype=np.intp)
-    for e, column in enumerate(turns.T):
-        some = np.flatnonzero(column < n * users)
-        if not len(some):
-            break
-        t, user = np.divmod(column[some], users)
-        left[some] *= powers[t - last[some]][:, None]
-        found[some, user] += left[some] * tail[t][:, None]
-        left[some, user] += scales[t]
-        last[some] = t
-        for f in range(e - 1, -1, -1):
-            s, other = np.divmod(turns[some, f], users)
-            is_near = t - s < len(near)
-            some, t, user, s, other = (each[is_near] for each in (some, t, user, s, other))
-            if not len(some):
-                break
-            found[some, user, other] += near[t - s, t]
-    return found
-
-
 @cache
-def compiled() -> Overlaps | None:
-    """Machine code; None where it was not built, or does not work or gives other bits than NumPy."""
-    return checked(_load, _answer, _ANSWER)
+def compiled() -> Overlaps:
+    """Machine code. Raises RuntimeError where it was not built or does not work."""
+    return needed(_load, _answer, _ANSWER)
 
 
 def _load() -> Overlaps:

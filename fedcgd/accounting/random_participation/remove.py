@@ -92,26 +92,21 @@ class RemoveSampler:
     @property
     def log_scale(self) -> float:
         """log of what the product of the means of values and shares is multiplied with."""
-        return self.log_scale_at(self.epsilon)
-
-    def log_scale_at(self, epsilon: float) -> float:
-        """The same for another ε."""
         r = self.tuples.order
-        return self.tuples.log_total + (1 - r) * epsilon + largest_of_power(r)
+        return self.tuples.log_total + (1 - r) * self.epsilon + largest_of_power(r)
 
-    def draw(self, count: int, seed: Seed) -> tuple[Vector, Vector]:
+    def mean(self, values: Vector, shares: Vector) -> float:
+        """About δ, by draws."""
+        return min(1.0, math.exp(min(self.log_scale, 700.0)) * float(values.mean()) * float(shares.mean()))
+
+    def draw(self, count: int, seed: Seed, most: float = math.inf) -> tuple[Vector, Vector]:
         """About `count` values and more shares, all in [0, 1]; their means times exp(`log_scale`) multiply to
-        δ, or a little more.
+        δ, or a little more. A quarter of them if their means show a δ above `most`.
         """
-        values, shares = self.draw_at(np.array([self.epsilon]), count, seed)
-        return values[0], shares
-
-    def draw_at(self, epsilons: Vector, count: int, seed: Seed) -> tuple[Matrix, Vector]:
-        """The same draws, with a row of values for each of `epsilons`."""
         columns, sigma, n = self.columns, self.sigma, self.columns.rounds
         likely = max(self.accepted, EFFORT.drawing.order[1] / 4)
 
-        def block(generator: np.random.Generator, size: int) -> tuple[Matrix, Vector]:
+        def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
             turns, shares = self._accepted(generator, math.ceil(size / likely))
             x = columns.noise(generator, turns.shape[-1])
             slope, along, square = columns.lifted(turns, x)
@@ -121,16 +116,17 @@ class RemoveSampler:
             x /= sigma
             x += slope * (length / sigma - along / length)
             start = _STEP * generator.random((len(length),))
-            return self._integrals(x, slope, start, epsilons), shares
+            return self._integrals(x, slope, start), shares
 
-        width = max(n, int(n * self.tuples.order / likely / 6))
-        blocks = run_in_blocks(block, count, max(1, width // 8), seed)
-        values = np.concatenate([values for values, _ in blocks], axis=1)
-        shares = np.concatenate([shares for _, shares in blocks])
-        if not values.size:
-            values = np.ones((len(epsilons), 1))  # nothing was accepted: the worst there is
-        values = np.minimum(values * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
-        return values, np.minimum(shares * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
+        def together(blocks: list[tuple[Vector, Vector]]) -> tuple[Vector, Vector]:
+            values, shares = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+            if not values.size:
+                values = np.ones(1)  # nothing was accepted: the worst there is
+            values, shares = (np.minimum(x * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0) for x in (values, shares))
+            return values, shares
+
+        width = max(1, max(n, int(n * self.tuples.order / likely / 6)) // 8)
+        return together(run_in_blocks(block, count, width, seed, lambda some: self.mean(*together(some)) > most))
 
     def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Turns, Vector]:
         """Of so many tuples those that are accepted, and the probabilities of all; some at a time, for memory."""
@@ -145,13 +141,12 @@ class RemoveSampler:
         padded = [np.pad(turns, ((0, most - len(turns)), (0, 0), (0, 0)), constant_values=nobody) for turns in kept]
         return np.concatenate(padded, axis=-1), np.concatenate(shares)
 
-    def _integrals(self, x: Matrix, slope: Matrix, start: Vector, epsilons: Vector) -> Matrix:
-        """∫ φ(t)·g(S(x + t·slope)/a) dt for each a = e^ε, from above, as S grows with t.
+    def _integrals(self, x: Matrix, slope: Matrix, start: Vector) -> Vector:
+        """∫ φ(t)·g(S(x + t·slope)/a) dt from above, as S grows with t.
 
         Where S is too large for a float, or an exponent was capped, S has no upper bound: there a may be beyond it, too.
         """
-        total, left = np.zeros((len(epsilons), x.shape[1])), np.arange(x.shape[1])
-        least = float(epsilons.min())
+        total, left = np.zeros(x.shape[1]), np.arange(x.shape[1])
         likelihood, ts = self.likelihood, _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]
         weights = likelihood.weights(x + slope * ts[0])
         largest = likelihood.weights(np.full((len(x), 1), np.inf))
@@ -163,9 +158,8 @@ class RemoveSampler:
             if capped:
                 upper[(weights >= _CAPPED * largest).any(axis=0)] = np.inf
             weight = _STEP * np.exp(-(t[left] ** 2) / 2) / math.sqrt(2 * math.pi)
-            for row, epsilon in zip(total, epsilons, strict=True):
-                row[left] += weight * self._values(lower, upper, float(epsilon))
-            some = upper + self.columns.rounding > least  # values stay 0 where they are, for every ε
+            total[left] += weight * self._values(lower, upper)
+            some = upper + self.columns.rounding > self.epsilon  # values stay 0 where they are
             if not some.any():
                 break
             if some.mean() < 0.8:
@@ -178,12 +172,10 @@ class RemoveSampler:
                 weights *= fall
         return total
 
-    def _values(self, lower: Vector, upper: Vector, epsilon: float) -> Vector:
+    def _values(self, lower: Vector, upper: Vector) -> Vector:
         """The largest g(S/a) = (S/a − 1)₊/(S/a)^r·r^r/(r − 1)^(r−1) between two bounds on log S."""
-        r = self.tuples.order
-        at = np.clip(
-            -math.log1p(-1 / r), lower - epsilon - self.columns.rounding, upper - epsilon + self.columns.rounding
-        )
+        r, rounding = self.tuples.order, self.columns.rounding
+        at = np.clip(-math.log1p(-1 / r), lower - self.epsilon - rounding, upper - self.epsilon + rounding)
         above = at > 0
         values = np.zeros(len(at))
         values[above] = np.exp(at[above] * (1 - r) + np.log(-np.expm1(-at[above])) - largest_of_power(r))

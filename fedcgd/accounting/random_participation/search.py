@@ -1,8 +1,7 @@
 """σ, ε and δ under secret rounds: a few draws propose an answer, and fresh ones confirm it, or it is raised.
 
 All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is part
-of δ: what is confirmed is δ − β. Of an ε the same draws test smaller and smaller values, in an order that was fixed before them,
-until one fails (`SequentialTest`). The seed is a hash of the problem: columns, law, and two of ε, σ and δ.
+of δ: what is confirmed is δ − β. The seed is a hash of the problem: columns, law, and two of ε, σ and δ.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.random_participation.law import Columns, Law, Likelihood
 from fedcgd.accounting.random_participation.remove import RemoveSampler
-from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.mechanisms.mechanism import Vector
 
 _DRAWS, _SEARCH = EFFORT.drawing, EFFORT.search
 
@@ -39,9 +38,9 @@ class Problem:
     columns: Columns
     law: Law
 
-    def at(self, sigma: float, epsilon: float, patience: float = 1.0) -> "Candidate":
+    def at(self, sigma: float, epsilon: float) -> "Candidate":
         """The two directions there."""
-        return Candidate(self, sigma, epsilon, patience)
+        return Candidate(self, sigma, epsilon)
 
     def seed(self, asked: str, *numbers: float) -> int:
         """256 bits that follow from the question; of the columns six digits count, since processors may differ below."""
@@ -57,13 +56,16 @@ class Candidate:
     problem: Problem
     sigma: float
     epsilon: float
-    patience: float = 1.0
-    """How long a confirmation may take."""
 
     @cached_property
     def likelihood(self) -> Likelihood:
         """S for this σ."""
         return self.problem.law.likelihood(self.problem.columns, self.sigma)
+
+    @property
+    def cost(self) -> float:
+        """About the time of a draw, in that of a number."""
+        return (self.problem.law.rounds + _DRAWS.overhead) * self.likelihood.cost
 
     def pilot(
         self, seed: int, failure: float, last: "PilotEstimate | None" = None, *, times: float = 1
@@ -105,14 +107,14 @@ class PilotEstimate:
     @cached_property
     def count(self) -> int:
         """Draws of removing that are enough."""
-        cost = self.candidate.problem.law.rounds * self.candidate.likelihood.cost * self.sampler.cost
+        cost = self.candidate.cost * self.sampler.cost
         fewest, most = _DRAWS.removing
-        most = int(min(most, max(fewest, self.candidate.patience * _DRAWS.numbers[0] / cost)))
+        most = int(min(most, max(fewest, _DRAWS.numbers[0] / cost)))
         count = fewest
         usual, cheap, numbers = _DRAWS.precision
         while count < most:
             precision = cheap if count * cost < numbers else usual
-            if self._remove(count) <= (1 + precision / self.candidate.patience) * self._remove_mean:
+            if self._remove(count) <= (1 + precision) * self._remove_mean:
                 break
             count += count // 3
         return min(count, most)
@@ -120,34 +122,13 @@ class PilotEstimate:
     @cached_property
     def adding(self) -> tuple[AddDirection, int]:
         """How adding will be confirmed, with so many draws that it does not rule, if that many can be had."""
+        candidate = self.candidate
+        most = _DRAWS.numbers[1] / candidate.cost
         for count in _DRAWS.adding:
-            found = self.direction(self.candidate.epsilon, count)
-            if found.expected < 0.9 * self._remove_mean or 2 * count > self._most_adding:
+            found = AddDirection.from_pilot(self.ratios, candidate.epsilon, count, self.failure / 2)
+            if found.expected < 0.9 * self._remove_mean or 2 * count > most:
                 break
         return found, count
-
-    def direction(self, epsilon: float, count: int) -> AddDirection:
-        """How adding will be confirmed at this ε, with so many draws."""
-        candidate = self.candidate
-        most = candidate.problem.law.adding(candidate.problem.columns, candidate.sigma, epsilon)
-        return AddDirection.from_pilot(self.ratios, epsilon, count, self.failure / 2, most)
-
-    def with_a_surer_line(self, seed: int) -> "PilotEstimate":
-        """The same, with more draws that say along which line adding will be confirmed, and by how many, if it may rule.
-
-        Of a dozen lines few draws choose one that looks better than it is: by as much as half of δ, which is 3 % of ε.
-        """
-        draws, part = _DRAWS.surer
-        count = min(draws, int(self._most_adding / 4))
-        if (
-            count <= len(self.ratios.lower)
-            or self.adding[0].proven
-            or self.adding[0].expected < part * self._remove_mean
-        ):
-            return self
-        candidate = self.candidate
-        ratios = draw_log_ratios(candidate.problem.columns, candidate.likelihood, candidate.sigma, count, (seed, 1))
-        return replace(self, ratios=ratios)
 
     @property
     def mean(self) -> float:
@@ -172,23 +153,36 @@ class PilotEstimate:
         return max(self._remove(self.count) * math.exp(removing), direction.expected * math.exp(adding))
 
     def confirm(self, goal: float, seed: int, attempt: int) -> float:
-        """An upper bound on δ, wrong with probability at most `failure`. `goal`: above it the rest is not drawn."""
-        sequence = SequentialTest(self, np.array([self.candidate.epsilon]), self.values[None], self.shares)
-        return sequence.confirm(goal, seed, attempt)[1]
+        """An upper bound on δ, wrong with probability at most `failure`, or something above `goal`.
 
-    @property
-    def _most_adding(self) -> float:
-        """Draws of adding that a confirmation takes at most, about."""
-        return (
-            self.candidate.patience
-            * _DRAWS.numbers[1]
-            / (self.candidate.problem.law.rounds * self.candidate.likelihood.cost)
+        Where it will hardly be below `goal` the rest is not drawn: a confirmation that fails proves nothing, whatever made it so.
+        """
+        count, failure = self.count, self.failure / 4
+        margin = self._remove(count) / max(self._remove_mean, 1e-300)
+        values, shares = self.sampler.draw(count, (seed, 2 + 2 * attempt), goal / margin)
+        if (mean := self.sampler.mean(values, shares)) > goal / margin:
+            return mean * margin
+        bounds = _bound(values, self.values, failure) * _bound(shares, self.shares, failure)
+        removing = min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * bounds)
+        if removing > goal:
+            return removing
+        (direction, count), candidate = self.adding, self.candidate
+        columns, likelihood = candidate.problem.columns, candidate.likelihood
+        ratios = draw_log_ratios(
+            columns,
+            likelihood,
+            candidate.sigma,
+            count,
+            (seed, 3 + 2 * attempt),
+            lambda some: direction.projected(some, count) > goal,
         )
+        if len(ratios.lower) < count:
+            return max(goal * (1 + 1e-9), direction.projected(ratios, count))
+        return max(removing, direction.confirm(ratios))
 
     @property
     def _remove_mean(self) -> float:
-        scale = math.exp(min(self.sampler.log_scale, 700.0))
-        return min(1.0, scale * float(self.values.mean()) * float(self.shares.mean()))
+        return self.sampler.mean(self.values, self.shares)
 
     def _remove(self, count: int) -> float:
         failure = self.failure / 4
@@ -198,65 +192,6 @@ class PilotEstimate:
         return min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * min(mean, 1.0) * min(share, 1.0))
 
 
-@dataclass(frozen=True, eq=False)
-class SequentialTest:
-    """Values of ε around one that few draws propose, from the largest to the smallest, and how each will be confirmed.
-
-    Values and lines follow from the few draws alone; those that confirm are independent of them. The values are tested in this
-    order, by the same draws, and none below the first that fails. A test is wrong with probability at most `failure`. What is
-    returned is wrong only if the first value whose δ is above the goal passed its test. So that has probability at most `failure`
-    too, however many there are (tests in a fixed sequence).
-    """
-
-    pilot: PilotEstimate
-    epsilons: Vector
-    values: Matrix
-    """Of a few draws, by ε."""
-    shares: Vector
-
-    @staticmethod
-    def from_pilot(pilot: PilotEstimate, seed: int) -> "SequentialTest":
-        """Around the ε of `pilot`."""
-        number, distance, above = _SEARCH.sequence
-        epsilons = _as_asked(pilot.candidate.epsilon * np.exp(distance * (number * above - np.arange(number))))
-        values, shares = pilot.sampler.draw_at(epsilons, 4 * _DRAWS.pilot[0], (seed, 0))
-        return SequentialTest(pilot, epsilons, values, shares)
-
-    def confirm(self, goal: float, seed: int, attempt: int) -> tuple[float | None, float]:
-        """The least ε that is confirmed, None if the first is not; and the bound on δ where the sequence ended."""
-        pilot, failure = self.pilot, self.pilot.failure / 4
-        values, shares = pilot.sampler.draw_at(self.epsilons, pilot.count, (seed, 2 + 2 * attempt))
-        share = _bound(shares, self.shares, failure)
-        removing: list[float] = []
-        for epsilon, own, few in zip(self.epsilons, values, self.values, strict=True):
-            scale = math.exp(min(pilot.sampler.log_scale_at(float(epsilon)), 700.0))
-            found = min(1.0, scale * _bound(own, few, failure) * share)
-            if found > goal:
-                break
-            removing.append(found)
-        if not removing:
-            return None, found
-        candidate, count = pilot.candidate, pilot.adding[1]
-        adding = [pilot.direction(epsilon, count) for epsilon in self.epsilons.tolist()[: len(removing)]]
-        ratios = pilot.ratios
-        if not all(direction.proven for direction in adding):
-            own = seed, 3 + 2 * attempt
-            ratios = draw_log_ratios(candidate.problem.columns, candidate.likelihood, candidate.sigma, count, own)
-        least = None
-        for epsilon, removed, direction in zip(self.epsilons.tolist(), removing, adding, strict=False):
-            found = max(removed, direction.confirm(ratios))
-            if found > goal:
-                break
-            least = epsilon
-        return least, found
-
-
-def _as_asked(epsilons: Vector) -> Vector:
-    """Each ε moved to the number of three digits beside it, if one is nearer than the next: budgets are such numbers."""
-    rounded = np.array([float(f"{epsilon:.3g}") for epsilon in epsilons])
-    return np.where(np.abs(rounded - epsilons) <= _SEARCH.sequence[1] / 2 * epsilons, rounded, epsilons)
-
-
 def _bound(draws: Vector, pilot: Vector, failure: float) -> float:
     """An upper confidence bound on the mean of `draws`, with the stake that other draws advise."""
     return upper_bound(draws, 1.0, stake(float(pilot.var()) + 1e-12, 1.0, len(draws), failure), failure)
@@ -264,33 +199,43 @@ def _bound(draws: Vector, pilot: Vector, failure: float) -> float:
 
 def calibrate(problem: Problem, most: Bound, *, epsilon: float, delta: float, progress: Progress) -> Bound:
     """A noise multiplier σ for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
-    highest = most.value
     seed = problem.seed("sigma", epsilon, delta)
-    failure = failure_probability(delta)
-    goal = delta - failure
+    return _least(lambda sigma: problem.at(sigma, epsilon), most, delta, seed, problem.law.method, progress)
 
-    def at(sigma: float) -> Candidate:
-        return problem.at(sigma, epsilon)
 
-    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _SEARCH.tries[0], progress)
+def epsilon(problem: Problem, most: Bound, *, sigma: float, delta: float, progress: Progress) -> Bound:
+    """An ε for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
+    if most.value <= LEAST_EPSILON:
+        return most
+    seed = problem.seed("epsilon", sigma, delta)
+    return _least(lambda value: problem.at(sigma, value), most, delta, seed, problem.law.method, progress)
+
+
+def _least(
+    at: Callable[[float], Candidate], most: Bound, delta: float, seed: int, method: str, progress: Progress
+) -> Bound:
+    """The least x found for which `at`(x) is proven to have at most this δ; else `most`."""
+    highest, risk = most.value, failure_probability(delta)
+    goal, failure = delta - risk, risk / _SEARCH.tries[0]
+    x, pilot, slope = _proposed(at, highest, goal, seed, failure, progress)
     if pilot is not None and x < highest:
         # The search ends up to 10 % of δ below its goal, and what so few draws may err by. More draws take most of that off.
         times = min(_SEARCH.finer[0], pilot.count / _DRAWS.pilot[0], (pilot.scatter / _SEARCH.finer[1]) ** 2)
-        finer = at(x).pilot(seed, failure / _SEARCH.tries[0], pilot, times=times) if times > 1 else pilot
+        finer = at(x).pilot(seed, failure, pilot, times=times) if times > 1 else pilot
         if finer is not None and finer.likely > 0:
             excess = math.log(finer.likely / goal) + _SEARCH.care[1]
             # A confirmation that fails takes longer than all before: down with care.
             x = min(x * math.exp(excess / (slope if excess > 0 else _SEARCH.care[0] * slope)), highest)
-            pilot = at(x).pilot(seed, failure / _SEARCH.tries[0], finer)
+            pilot = at(x).pilot(seed, failure, finer)
     for attempt in range(_SEARCH.tries[0]):
         if x >= highest or pilot is None:
             break
         progress(_confirming(x))
         found = pilot.confirm(goal, seed, attempt)
         if found <= goal:
-            return Bound(x, problem.law.method, failure_probability=failure)
+            return Bound(x, method, failure_probability=risk)
         x *= max(_SEARCH.tries[1], math.exp(math.log(found / goal) / slope) * 1.0005)
-        pilot = at(x).pilot(seed, failure / _SEARCH.tries[0], pilot)
+        pilot = at(x).pilot(seed, failure, pilot)
     return most
 
 
@@ -304,44 +249,17 @@ def propose(problem: Problem, highest: float, *, epsilon: float, delta: float) -
     return _proposed(at, highest, delta - failure, 0, failure / _SEARCH.tries[0], silent)[0]
 
 
-def epsilon(problem: Problem, most: Bound, *, sigma: float, delta: float, progress: Progress) -> Bound:
-    """An ε for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
-    highest = most.value
-    if highest <= LEAST_EPSILON:
-        return most
-    seed = problem.seed("epsilon", sigma, delta)
-    failure = failure_probability(delta)
-    goal = delta - failure
-
-    def at(value: float) -> Candidate:
-        return problem.at(sigma, value, _DRAWS.patience)
-
-    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _SEARCH.tries[0], progress)
-    for attempt in range(_SEARCH.tries[0]):
-        if x >= highest or pilot is None:
-            break
-        progress(_confirming(x))
-        found, delta_there = SequentialTest.from_pilot(pilot.with_a_surer_line(seed), seed).confirm(goal, seed, attempt)
-        if found is not None:
-            return Bound(found, problem.law.method, failure_probability=failure) if found < highest else most
-        number, distance, above = _SEARCH.sequence
-        x *= math.exp(number * distance * above + max(0.0, math.log(delta_there / goal)) / slope)
-        pilot = at(x).pilot(seed, failure / _SEARCH.tries[0], pilot)
-    return most
-
-
 def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
     """A δ for which both directions are proven to be (ε, δ)-private; `most` is one, without draws."""
     if most.value <= LEAST_DELTA:
         return most
     seed = problem.seed("delta", sigma, epsilon)
-    first = problem.at(sigma, epsilon, _DRAWS.patience).pilot(seed, 1e-12)
+    first = problem.at(sigma, epsilon).pilot(seed, 1e-12)
     if first is None:
         return most
     failure = failure_probability(max(first.mean, LEAST_DELTA))
-    pilot = PilotEstimate(first.candidate, first.sampler, first.values, first.shares, first.ratios, failure)
     progress(f"δ about {first.mean:.3g}: to be confirmed")
-    found = pilot.confirm(math.inf, seed, 0) + failure
+    found = replace(first, failure=failure).confirm(math.inf, seed, 0) + failure
     return Bound(found, problem.law.method, failure_probability=failure) if found < most.value else most
 
 

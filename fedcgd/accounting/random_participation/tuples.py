@@ -37,10 +37,6 @@ class PairedLaw(ABC):
         """Tuples of `order` users."""
         return Tuples(columns, sigma, order, self.pairs(columns, (order - 1) / sigma**2))
 
-    def adding(self, columns: Columns, sigma: float, epsilon: float) -> float:
-        """There is no bound on adding without draws."""
-        return 1.0
-
 
 @dataclass(frozen=True, eq=False)
 class Tuples:

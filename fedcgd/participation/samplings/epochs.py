@@ -23,6 +23,10 @@ class OneOfEachEpoch(Sampling):
         """n/k, the rounds of an epoch."""
         return run.rounds // run.participations
 
+    def most_of(self, run: Promise, rounds: int) -> int:
+        """One of each epoch that has begun."""
+        return -(-rounds // self.spacing(run))
+
     def expected_rate(self, run: Promise) -> float:
         """k/n."""
         return run.participations / run.rounds

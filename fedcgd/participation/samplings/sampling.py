@@ -88,6 +88,10 @@ class Sampling(ABC):
         """Rounds from one participation of a user to the next, about: b, if they are not nearer by chance."""
         return run.min_separation
 
+    def most_of(self, run: Promise, rounds: int) -> int:
+        """The most of the first so many rounds that a user takes part in."""
+        return min(run.participations, -(-rounds // run.min_separation))
+
     def expected_rate(self, run: Promise) -> float | None:
         """The part of all users that a round is expected to have, once the start is over; None without a sampling."""
         return None

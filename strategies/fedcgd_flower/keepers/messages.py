@@ -6,17 +6,17 @@ All questions to keepers are train messages, because a mod sees only messages fo
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from fedcgd.keepers import (
     EVALUATION,
     TRAINING,
     Agreement,
-    Keeper,
     KeeperKey,
     Keepers,
     Kind,
@@ -26,16 +26,16 @@ from fedcgd.keepers import (
     Refusal,
     RefusedError,
     mask,
+    service,
 )
 from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
-from fedcgd.keepers.wire import MOST_LINE, kind_of, proof, refusal_of
+from fedcgd.keepers.wire import MOST_LINE, answer_from_bytes, proof, to_bytes
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.support.untrusted import conform, parse_json
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
-from fedcgd_flower.layout import array_of, view
-from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
-from fedcgd_flower.node_replies import KEEPERS, has_keepers, question_of
+from fedcgd_flower.layout import view
+from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, has_keepers, question_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def masked_reply(request: Message, task: TrainTask, masked: Masked, present: Seq
             "sealed": b"".join(masked.sealed[name] for name in present),
         }
     )
-    content = RecordDict({UPDATE: ArrayRecord({FLAT: array_of(masked.residues)}), TASK: description})
+    content = RecordDict({UPDATE: ArrayRecord({FLAT: Array(masked.residues)}), TASK: description})
     return Message(content, reply_to=request)
 
 
@@ -134,45 +134,14 @@ def keeper_query(node_id: int, challenges: Mapping[str, bytes]) -> Message:
 
 def opening_request(node_id: int, agreement: Agreement, opening: Opening, *, check: bool) -> Message:
     """The request to open a round; with `check` only to say which seeds could not be opened."""
-    return _question(
-        node_id,
-        {
-            "question": "check" if check else "open",
-            "agreement": json.dumps(agreement.to_description()),
-            "kind": agreement.kind,
-            "present": list(opening.present),
-            "round": opening.round,
-            "attempt": opening.attempt,
-            "after": -1 if opening.after is None else opening.after,
-            "tickets": b"".join(opening.tickets),
-            "sealed": b"".join(opening.sealed),
-        },
-    )
+    return _question(node_id, {"question": "check" if check else "open", "request": to_bytes(agreement, opening)})
 
 
 def _question(node_id: int, asked: dict[str, Any]) -> Message:
     return Message(RecordDict({KEEPERS: ConfigRecord(asked)}), dst_node_id=node_id, message_type=MessageType.TRAIN)
 
 
-def read_opening(message: Message, keepers: Keepers) -> tuple[Agreement, Opening]:
-    """The opening that is asked for, and of what. Raises ValueError if the message describes none."""
-    asked = conform(dict(message.content.config_records[KEEPERS]), _OPENING, "a message to a keeper")
-    tickets, sealed, after = asked["tickets"], asked["sealed"], asked["after"]
-    opening = Opening(
-        round=asked["round"],
-        attempt=asked["attempt"],
-        present=tuple(asked["present"]),
-        tickets=tuple(tickets[i : i + TICKET_BYTES] for i in range(0, len(tickets), TICKET_BYTES)),
-        sealed=tuple(sealed[i : i + SEALED_BYTES] for i in range(0, len(sealed), SEALED_BYTES)),
-        after=None if after < 0 else after,
-    )
-    return Masking.from_message(message, keepers, kind_of(asked["kind"])).agreement, opening
-
-
 _MASKING = {"agreement": str, "present": [str], str: object}
-_OPENING = {
-    **_MASKING, "kind": str, "round": int, "attempt": int, "after": int, "tickets": bytes, "sealed": bytes
-}  # fmt: skip
 
 
 # A keeper's reply.
@@ -180,7 +149,7 @@ _OPENING = {
 
 def identity_reply(request: Message, name: str, proof: bytes) -> Message:
     """The reply of a keeper that has opened its challenge; an empty name is no keeper's."""
-    return _answer(request, {"keeper": name, "proof": proof})
+    return Message(RecordDict({KEEPERS: ConfigRecord({"keeper": name, "proof": proof})}), reply_to=request)
 
 
 def read_identity(reply: Message) -> tuple[str, bytes]:
@@ -192,29 +161,18 @@ def read_identity(reply: Message) -> tuple[str, bytes]:
     return (name, proof) if isinstance(name, str) and isinstance(proof, bytes) else ("", b"")
 
 
-def opened_reply(request: Message, residues: Residues) -> Message:
-    """A keeper's answer: what to add to the sum."""
-    return Message(RecordDict({UPDATE: ArrayRecord({FLAT: array_of(residues)})}), reply_to=request)
-
-
-def refused_reply(request: Message, refusal: Refusal) -> Message:
-    """A keeper's refusal, or the result of a check (an empty reason)."""
-    return _answer(request, {"refused": refusal.reason, "unreadable": list(refusal.unreadable)})
-
-
-def _answer(request: Message, fields: dict[str, Any]) -> Message:
-    return Message(RecordDict({KEEPERS: ConfigRecord(fields)}), reply_to=request)
+def opened_reply(request: Message, answer: bytes) -> Message:
+    """A keeper's answer, as `fedcgd.keepers.wire` writes it."""
+    flat = Array(np.frombuffer(answer, np.uint8))
+    return Message(RecordDict({UPDATE: ArrayRecord({FLAT: flat})}), reply_to=request)
 
 
 def read_opened(reply: Message, agreement: Agreement) -> Residues | Refusal | None:
     """What a keeper answered; None if nothing that can be read came."""
-    if reply.has_error():
+    try:
+        return answer_from_bytes(view(reply.content.array_records[UPDATE][FLAT]).tobytes(), agreement)
+    except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
         return None
-    if has_keepers(reply):
-        return refusal_of(reply.content.config_records[KEEPERS])
-    if set(reply.content.array_records) != {UPDATE} or set(reply.content.array_records[UPDATE]) != {FLAT}:
-        return None
-    return _residues(reply.content.array_records[UPDATE], agreement)
 
 
 CONFIGURED = "keeper"
@@ -300,19 +258,13 @@ def answer_question(message: Message, context: Context, keepers: Keepers | None)
     key_file = context.node_config.get(CONFIGURED)
     if keepers is None or not isinstance(key_file, str) or not key_file:
         return identity_reply(message, "", b"")
-    if question_of(message) == "who":
+    asked = message.content.config_records[KEEPERS]
+    question = question_of(message)
+    if question == "who":
         key = KeeperKey.from_file(key_file)
         name = keepers.card_of(key).name
-        sealed = message.content.config_records[KEEPERS].get(f"challenge {name}")
+        sealed = asked.get(f"challenge {name}")
         return identity_reply(message, name, proof(key, sealed if isinstance(sealed, bytes) else b""))
-    try:
-        agreement, opening = read_opening(message, keepers)
-        with Keeper.open(key_file, keepers) as keeper:
-            answer = keeper.reply(agreement, opening, check=question_of(message) == "check")
-    except ValueError as error:
-        answer = Refusal(str(error))
-    if not isinstance(answer, Refusal):
-        return opened_reply(message, answer)
-    if answer.reason:
-        log_warning(f"this keeper does not open the round: {answer.reason}")
-    return refused_reply(message, answer)
+    request = asked.get("request")
+    answer = service.answer(Path(key_file), keepers, f"/{question}", request if isinstance(request, bytes) else b"")
+    return opened_reply(message, answer or b"")

@@ -6,13 +6,12 @@ integers and noised sums.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import INFO
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -25,8 +24,8 @@ from fedcgd.keepers.agreement import check_plan, longest_row
 from fedcgd.keepers.keeper import list_hash
 from fedcgd.keepers.masks import Residues
 from fedcgd.ledger import Ledger
-from fedcgd.ledger.attempts import KEEPERS
 from fedcgd.ledger.run_composition import with_evaluations_by_collusion
+from fedcgd.ledger.store import KEEPERS
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
@@ -35,15 +34,13 @@ from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log, log_warning
 from fedcgd_flower.keepers.messages import Masking, read_masked_reply
 from fedcgd_flower.keepers.transport import Transport, transport_of
-from fedcgd_flower.noise_provider import NoiseUnavailableError, Replies, Results, Sums
+from fedcgd_flower.noise_provider import NoiseParties, NoiseUnavailableError, Replies, Results, ServerNoise, Sums
 from fedcgd_flower.problems import RejectionReason, rejection_reason
 from fedcgd_flower.users import node_name
 
-_SUSPECTS = "suspected nodes"  # among a ledger's metrics
-
-
-class TooLongError(NoiseUnavailableError):
-    """The sum that was opened cannot be one of clipped updates and noise."""
+_MOST_SPENT = (
+    3  # rounds in a row: a node or keeper that spoils sums does not mend itself, and each costs its users a turn
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def sum_of_masked_replies(replies: Replies, masking: Masking) -> tuple[MaskedSum
     return MaskedSum(total, tuple(members), tuple(nodes)), results
 
 
-class Openings:
+class Openings(ServerNoise):
     """The openings of a run's sums of one kind: which keepers a round has, and their answers.
 
     Args:
@@ -116,28 +113,22 @@ class Openings:
         self._agreed = lru_cache(maxsize=1)(agreed)
         self._cohort_size = sums.cohort_size
         self._patience = patience
-        self.suspects = NodeSuspects.from_description(ledger.metrics(_SUSPECTS).get(0, {}), keepers.nodes)
-        """Which nodes were in rounds that failed."""
         self.least_nodes = keepers.nodes
         self._check_first = True
         self._check_always = False
 
     @property
-    def gives_up(self) -> str:
-        """Why no further round is tried; "" while there is something to find out."""
-        return self.suspects.gives_up
+    def gives_up(self) -> str:  # type: ignore[override]
+        """Why no further round is tried; "" while there is no reason."""
+        last = self._ledger.openings()[-_MOST_SPENT:]
+        if len(last) < _MOST_SPENT or any(opened.state != "spent" for opened in last):
+            return ""
+        return f"{_MOST_SPENT} rounds in a row are spent without a release, and each costs its users a turn"
 
-    @property
-    def advice(self) -> str:
-        """What the operator can do about that."""
-        return (
-            "find out why: the keepers' logs say what they refused, and a node that was in most of the failed rounds may cheat, "
-            "or run other code than the others"
-        )
-
-    def held_back(self) -> Iterator[set[str]]:
-        """The nodes not to ask in the next round, of which at most half are suspected of spoiling sums."""
-        return self.suspects.to_hold_back()
+    advice = (
+        "find out why: the keepers' logs say what they refused. If the sums are too long, a node runs other code than the others "
+        "or cheats: go on without some of them, until rounds are released"
+    )
 
     def of_evaluations(self, sums: Sums, ledger: Ledger) -> "Openings":
         """The openings of the run's evaluations, whose ledger this is."""
@@ -145,10 +136,7 @@ class Openings:
         def agreed(parameters: int) -> Agreement:
             return self._agreed(parameters).of(EVALUATION)
 
-        evaluations = Openings(self._keepers, self._transport, ledger, agreed, sums, self._patience)
-        evaluations.suspects.left_out |= self.suspects.left_out  # who is found by one kind is asked for neither
-        self.suspects.left_out = evaluations.suspects.left_out
-        return evaluations
+        return Openings(self._keepers, self._transport, ledger, agreed, sums, self._patience)
 
     def close(self) -> None:
         """Close what the transport holds open."""
@@ -192,29 +180,7 @@ class Openings:
         asked = next(iter(self._requests(masking, round, attempt, summed).values()))
         listed = list_hash(masking.agreement, asked)
         releases.leave_noise_to_others(self._ledger.record_opening(round, attempt, listed, masking.present))
-        names = {node.node_id: node_name(node.node_id, node.name) for node in grid.get_nodes()}
-        nodes = {names.get(node_id, node_name(node_id, "")) for node_id in summed.nodes}
-        try:
-            noised = self.noised(grid, masking, round, attempt, summed)
-        except TooLongError:
-            self._learn(self.suspects.spent(nodes))
-            raise
-        except NoiseUnavailableError:
-            self._learn(self.suspects.spent(()))
-            raise
-        self._learn(self.suspects.released(nodes))
-        return noised
-
-    def _learn(self, found: set[str]) -> None:
-        """Keep what is known of the nodes; who is found is said."""
-        known = self.suspects.to_description()
-        if known != self._ledger.metrics(_SUSPECTS).get(0, NodeSuspects(0).to_description()):
-            self._ledger.record_metrics(_SUSPECTS, 0, known)
-        for name in sorted(found):
-            log_warning(
-                f"{name} was in {known['failed_rounds'][name]} rounds that failed, and all others of one of them were in a sum "
-                "that was right since: it is asked no more in this run. Look at that node"
-            )
+        return self.noised(grid, masking, round, attempt, summed)
 
     def checked(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> MaskedSum:
         """`summed` without the nodes whose seeds a keeper could not open, where that is to be asked first.
@@ -283,7 +249,7 @@ class Openings:
         return noised
 
     def _check_length(self, noised: Integers, masking: Masking) -> None:
-        """Raise TooLongError if the sum cannot be one of clipped updates and noise: somebody's masks do not fit.
+        """Raise NoiseUnavailableError if the sum cannot be one of clipped updates and noise: somebody's masks do not fit.
 
         It is a function of the noised sum, and so costs no privacy.
         """
@@ -296,7 +262,7 @@ class Openings:
         most += stddev * math.sqrt(float(chi2.isf(1e-9, agreement.size)))
         length = float(np.linalg.norm(noised.astype(np.float64))) * agreement.step
         if length > most:
-            raise TooLongError(
+            raise NoiseUnavailableError(
                 f"the noised sum has norm {length:.3g}, and {self._cohort_size} clipped updates with their noise have at most "
                 f"{most:.3g}: a node or a keeper sent something else"
             )
@@ -319,7 +285,7 @@ class Openings:
         }
 
 
-class KeeperParties:
+class KeeperParties(NoiseParties):
     """Keepers make the noise of a run, instead of this server.
 
     Args:
@@ -335,14 +301,12 @@ class KeeperParties:
         self.keepers = keepers
         self.louder = keepers.shares.louder
 
-    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey, forward_client_metrics: bool) -> None:
+    def check(self, training: Sums, evaluation: Sums | None, key: NoiseKey) -> None:
         """Raise ValueError unless they can make the noise of such a run."""
         keepers = self.keepers
         check_plan(training.plan)
         if evaluation is not None:
             check_plan(evaluation.plan)
-        if forward_client_metrics:
-            raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
         cohort_size = min(sums.cohort_size for sums in (training, evaluation) if sums is not None)
         if cohort_size < keepers.nodes:
             raise ValueError(
@@ -418,88 +382,3 @@ class KeeperParties:
 
         transport = transport_of(keepers, path, new=not ledger.openings())
         return Openings(keepers, transport, ledger, agreed, training, patience)
-
-
-class NodeSuspects:
-    """What is known of the nodes of a run, by their names: in which of its failed rounds each was, and who is suspected.
-
-    Args:
-        least: the fewest nodes whose sum is opened.
-
-    Attributes:
-        left_out: the nodes that are not asked any more.
-    """
-
-    def __init__(self, least: int) -> None:
-        self.least = least
-        self.left_out: set[str] = set()
-        self._failed: Counter[str] = Counter()
-        self._unresolved: list[set[str]] = []  # of each failed round, the nodes that are not cleared since
-        self._largest = 0  # nodes of a failed round
-        self._in_a_row = 0
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any], least: int) -> Self:
-        """What `to_description` said; nothing is known if it is empty."""
-        suspects = cls(least)
-        suspects.left_out = set(description.get("left_out", ()))
-        suspects._failed = Counter(description.get("failed_rounds", {}))
-        suspects._unresolved = [set(nodes) for nodes in description.get("suspects", ())]
-        return suspects
-
-    def to_description(self) -> dict[str, Any]:
-        """All that has to be known when the run goes on, as JSON-able values."""
-        suspects = [sorted(nodes) for nodes in self._unresolved]
-        return {"left_out": sorted(self.left_out), "failed_rounds": dict(self._failed), "suspects": suspects}
-
-    def spent(self, nodes: Collection[str]) -> set[str]:
-        """A round gave nothing: a sum of these nodes that was too long, or, with none, by the fault of a keeper.
-
-        Returns:
-            Who is found by it.
-        """
-        self._in_a_row += 1
-        self._failed.update(nodes)
-        self._largest = max(self._largest, len(nodes))
-        if nodes:
-            self._unresolved.append(set(nodes))
-        return self._found()
-
-    def released(self, nodes: Collection[str]) -> set[str]:
-        """A sum of these nodes was right. The result is who is found by it."""
-        self._in_a_row = 0
-        self._unresolved = [left for suspects in self._unresolved if (left := suspects - set(nodes))]
-        return self._found()
-
-    def _found(self) -> set[str]:
-        alone = (suspects for suspects in self._unresolved if len(suspects) == 1)
-        found = {name for suspects in alone for name in suspects if self._failed[name] > 1}
-        self.left_out |= found
-        self._unresolved = [suspects for suspects in self._unresolved if not suspects & found]
-        return found
-
-    def to_hold_back(self) -> Iterator[set[str]]:
-        """The nodes not to ask in the next round: what tells most first, and last those that are not asked at all any more."""
-        suspected = Counter[str]()
-        for suspects in self._unresolved:
-            suspected.update(dict.fromkeys(suspects, 1 / len(suspects)))
-        ranked = sorted(suspected, key=lambda name: (-suspected[name], name))
-        count = len(ranked)
-        if count > 1:
-            # After two failures in a row more than one may cheat, and a small part that is right clears them sooner.
-            for part in (3 * count // 4 if self._in_a_row > 1 else 0, (count + 1) // 2, count // 4, 1):
-                if part:
-                    yield self.left_out | set(ranked[:part])
-        yield set(self.left_out)
-
-    @property
-    def gives_up(self) -> str:
-        """Why no further round is tried; "" while there is something to find out."""
-        if self._in_a_row < max(3, 2 + math.ceil(math.log2(max(self._largest, 1)))):
-            return ""
-        counts = ", ".join(f"{name}: {count}" for name, count in self._failed.most_common(10))
-        history = f"; failed rounds by node: {counts}" if counts else ""
-        return (
-            f"{plural(self._in_a_row, 'round', 'rounds')} in a row {'is' if self._in_a_row == 1 else 'are'} spent without a "
-            f"release, and each costs its users a turn{history}"
-        )
