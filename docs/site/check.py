@@ -56,8 +56,8 @@ def problems(browser: Browser, pages: list[str], shots: Path | None) -> list[str
 def searched(page: Page) -> list[str]:
     """What the search does not find first, in a folder."""
     found = []
-    page.goto((SITE / "index.html").as_uri())
     for words, wanted in SEARCHES.items():
+        page.goto((SITE / "index.html").as_uri())
         page.fill("input.md-search__input", words)
         page.wait_for_timeout(1500)
         results = page.locator(".md-search-result__item a").first
