@@ -10,6 +10,7 @@ What the library adds: a cryptographic generator, an integer grid against attack
 a ledger that survives crashes, other mechanisms and samplings, and proofs by test.
 """
 
+import argparse
 import math
 
 import numpy as np
@@ -93,4 +94,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

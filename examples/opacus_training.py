@@ -3,6 +3,8 @@
 python examples/opacus_training.py
 """
 
+import argparse
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -48,4 +50,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -13,6 +13,7 @@ from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
+from fedcgd.support.html import table
 from fedcgd.support.numbers import as_clip_norm, as_float
 from fedcgd.support.untrusted import MalformedError, Optional, conform
 
@@ -131,6 +132,16 @@ class Plan:
     def accountant(self) -> Accountant:
         """What answers for ε, δ and σ of this mechanism and participation."""
         return accountant(self.mechanism, self.participation)
+
+    def _repr_html_(self) -> str:
+        """What runs, and its guarantee, as two tables, for notebooks."""
+        runs = {
+            "mechanism": self.mechanism,
+            "participation": self.participation,
+            "clip norm ζ": self.clip_norm,
+            "noise multiplier σ": self.noise_multiplier,
+        }
+        return table(runs) + self.guarantee()._repr_html_()
 
     def guarantee(self, *, released: int | None = None) -> Guarantee:
         """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency: zero out one user.

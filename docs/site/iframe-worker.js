@@ -15,7 +15,7 @@ if (location.protocol === "file:") {
           inside.document.body.append(script);
         });
       inside.importScripts = (...names) => names.reduce((before, name) => before.then(() => load(name)), Promise.resolve());
-      this.ready = load(url);
+      this.ready = load("");
     }
     postMessage(data) {
       this.ready.then(() => this.inside.dispatchEvent(new MessageEvent("message", { data: structuredClone(data) })));

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
+from fedcgd.support.html import table
 from fedcgd.support.numbers import as_float
 
 ADJACENCY = "zero out one user"
@@ -68,6 +69,18 @@ class Guarantee:
         if self.failure_probability:
             terms.append(f"δ includes {rounded_up(self.failure_probability)} for draws that mislead")
         return f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)}{part} ({'; '.join(terms)})"
+
+    def _repr_html_(self) -> str:
+        """What `str` says, as a table, for notebooks."""
+        rows = {
+            "ε": f"≤ {rounded_up(self.epsilon)}" if self.noise_multiplier else "∞",
+            "δ": rounded_up(self.delta, 6),
+            "adjacency": self.adjacency,
+            "sampling": self.sampling,
+            "method": self.method if self.noise_multiplier else f"{NO_NOISE}; {self.method}",
+            "rounds": f"{self.released} of {self.rounds}",
+        }
+        return table(rows | ({"condition": self.condition} if self.condition else {}))
 
     def to_description(self) -> dict[str, Any]:
         """All fields, `adjacency` and `condition`, as JSON-able values."""

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedcgd.clipping.per_sample_gradients import add_clipped_rows, rows_at_once
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation.batches import ExampleRounds
 from fedcgd.plan import Plan
+from fedcgd.release.callbacks import CentralRelease
 
 
 class PrivateGradient:
@@ -53,6 +55,7 @@ class PrivateGradient:
         micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, on a GPU in 1 GiB.
         group: the processes that train one model together, as `torch.distributed.group.WORLD`; each computes micro-batches of its
             own. With a `micro_batch` of the same size, any number of them has the same bits.
+        on_release: called at the end of each call, with its `CentralRelease`; the optimizer moves the model after that.
 
     Raises:
         TypeError: for what is no key, no plan or no tuple.
@@ -82,6 +85,7 @@ class PrivateGradient:
         augmentation_multiplicity: int = 1,
         micro_batch: int | None = None,
         group: dist.ProcessGroup | None = None,
+        on_release: Callable[[CentralRelease], object] | None = None,
     ) -> None:
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
             raise TypeError(f"key must be a NoiseKey, for example NoiseKey.generate(); got {type(key).__name__}")
@@ -89,7 +93,7 @@ class PrivateGradient:
             raise TypeError(f"plan must be a fedcgd.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
         if micro_batch is not None and micro_batch < 1:
             raise ValueError(f"micro_batch must be at least 1, or None for the default; got {micro_batch}")
-        self.plan = plan
+        self.plan, self._on_release = plan, on_release
         self._round = 0
         self._model, trained = model, _trained(model)
         self._shapes = [(name, p.shape) for name, p in trained.items()]
@@ -135,6 +139,8 @@ class PrivateGradient:
         for p, part in zip(trained.values(), mean, strict=True):
             p.grad = as_spread(part.view(p.shape).to(p.dtype), p)
         self._round += 1
+        if self._on_release is not None:
+            self._on_release(CentralRelease(release=self._round, plan=self.plan))
 
     def _release(self, trained: dict[str, nn.Parameter]) -> Tensor | None:
         """The noised sum of the next round; None if that is on record with another sum."""

@@ -2,8 +2,9 @@
 
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ from fedcgd.opacus.rounds import Rounds
 from fedcgd.opacus.validation import check_fits, check_module, epoch_of, refuse_schedulers
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd.release import NoiseMode
+from fedcgd.release import CentralRelease, NoiseMode
 
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
@@ -74,6 +75,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         record: the path of the run's ledger (`fedcgd ledger verify`), which rank 0 keeps. It has each release, durably, before
             there is noise of it, so that no round is released twice when a run goes on from a checkpoint. Without one nobody
             knows, and that is a warning.
+        on_release: called with a `CentralRelease` after each step, on every rank: `fedcgd.release.to_wandb(run)`, for example.
 
     Raises:
         TypeError: for what is no NoiseKey.
@@ -91,7 +93,13 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     """
 
     def __init__(
-        self, key: NoiseKey, *, accountant: str = "prv", secure_mode: bool = False, record: Path | str | None = None
+        self,
+        key: NoiseKey,
+        *,
+        accountant: str = "prv",
+        secure_mode: bool = False,
+        record: Path | str | None = None,
+        on_release: Callable[[CentralRelease], object] | None = None,
     ) -> None:
         # PrivacyEngine.__init__ would make an accountant of independent noise, and warn about noise that is not used.
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
@@ -105,7 +113,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         if secure_mode and key.simulated:
             raise ValueError("Passing seed is prohibited in secure mode, and the key is that of a simulation seed")
         self.secure_mode, self.secure_rng, self.dataset = secure_mode, None, None
-        self._key, self._record = key, record
+        self._key, self._record, self._on_release = key, record, on_release
         self.accountant: NullAccountant = NullAccountant()
         """The rounds of the run, where Opacus has its accountant; before `make_private`, of none."""
 
@@ -226,6 +234,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             copies=augmentation_multiplicity,
         )  # fmt: skip
         private = CorrelatedOptimizer(run, accountant.rounds)
+        if (tell := self._on_release) is not None:
+
+            def after_step(*_: Any) -> None:
+                tell(CentralRelease(release=accountant.released, plan=run.plan))
+
+            private.handles.append(run.optimizer.register_step_post_hook(after_step))
         loader = private_loader(data_loader, run, accountant.rounds)
         probing = inner.register_forward_pre_hook(FirstBatches(run, accountant, loader).before, with_kwargs=True)
         attach(inner, [*private.handles, probing, *FirstBuffers(inner).watch(inner)], accountant.rounds)
@@ -234,6 +248,52 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
             return wrapped, private, loss, loader
         return wrapped, private, loader
+
+    @overload
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: optim.Optimizer,
+        criterion: Any = None,
+        data_loader: DataLoader[Any],
+        mechanism: Mechanism | str | None = None,
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        sampling: str | None = None,
+        groups: int | None = None,
+        poisson_sampling: bool | None = None,
+        clipping: str = "flat",
+        accumulation_steps: int = 1,
+        schedule: Schedule = "constant",
+        grad_sample_mode: Literal["ghost"],
+        **options: Any,
+    ) -> tuple[nn.Module, CorrelatedOptimizer, GhostLoss, DataLoader[Any]]: ...
+
+    @overload
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: optim.Optimizer,
+        criterion: Any = None,
+        data_loader: DataLoader[Any],
+        mechanism: Mechanism | str | None = None,
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        sampling: str | None = None,
+        groups: int | None = None,
+        poisson_sampling: bool | None = None,
+        clipping: str = "flat",
+        accumulation_steps: int = 1,
+        schedule: Schedule = "constant",
+        grad_sample_mode: Literal["hooks", "functorch", "ew"] = "hooks",
+        **options: Any,
+    ) -> tuple[nn.Module, CorrelatedOptimizer, DataLoader[Any]]: ...
 
     def make_private_with_epsilon(
         self,

@@ -12,7 +12,20 @@ A server's rounds and its private evaluations go through all four steps (`Releas
 and the audit have no ledger, and go through the second and third (`RunNoise`).
 """
 
+from fedcgd.release.callbacks import CentralRelease, Released, to_mlflow, to_tensorboard, to_wandb
 from fedcgd.release.protocol import ReleaseProtocol
 from fedcgd.release.run_noise import NoiseMode, NoiseSource, RunNoise, array_noise, lattice_of
 
-__all__ = ["NoiseMode", "NoiseSource", "ReleaseProtocol", "RunNoise", "array_noise", "lattice_of"]
+__all__ = [
+    "CentralRelease",
+    "NoiseMode",
+    "NoiseSource",
+    "ReleaseProtocol",
+    "Released",
+    "RunNoise",
+    "array_noise",
+    "lattice_of",
+    "to_mlflow",
+    "to_tensorboard",
+    "to_wandb",
+]

@@ -49,6 +49,12 @@ class ReleaseEvent:
     evaluate_metrics_serverapp: MetricRecord | None
     evaluate_metrics_clientapp: MetricRecord | None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All numbers of the three records, for `fedcgd.release.to_wandb` and the like."""
+        records = (self.train_metrics, self.evaluate_metrics_serverapp, self.evaluate_metrics_clientapp)
+        return {n: v for record in records for n, v in (record or {}).items() if isinstance(v, int | float)}
+
 
 OnRelease = Callable[[ReleaseEvent], object]
 
