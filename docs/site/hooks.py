@@ -1,6 +1,5 @@
 """What MkDocs does for this site beyond its plugins: plots, the page of the command line, tutorials as notebooks."""
 
-import json
 import re
 from html import unescape
 from pathlib import Path
@@ -10,6 +9,7 @@ import click
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from notebooks import IN_COLAB, colab, notebook
 
 from fedcgd import __version__
 from fedcgd.cli import app
@@ -18,8 +18,6 @@ from fedcgd.optimisation.catalogue import TABLE, Row
 ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"
 REPOSITORY = "https://github.com/fedcgd/fedcgd/blob/main"
-KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLE = re.compile(r"^Example: (.+(?:\n+.+)*)$", re.MULTILINE)
 COMMANDS_HERE = "<!-- commands -->"
 FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
@@ -35,10 +33,8 @@ def on_files(files: Files, config: Any) -> Files:
     for plot in sorted((ROOT / PLOTS).iterdir()):
         files.append(File.generated(config, f"plots/{plot.name}", abs_src_path=str(plot)))
     for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
-        if cells := notebook_cells(page.read_text()):
-            notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": KERNEL, "cells": cells}
-            name = f"tutorials/{page.stem}.ipynb"
-            files.append(File.generated(config, name, content=json.dumps(notebook, indent=1, ensure_ascii=False)))
+        if content := notebook(page.stem):
+            files.append(File.generated(config, f"tutorials/{page.stem}.ipynb", content=content))
     return files
 
 
@@ -46,8 +42,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links to those plots work in the repository as well as here; a tutorial offers its notebook; a page has the commands."""
     if COMMANDS_HERE in markdown:
         markdown = markdown.partition(COMMANDS_HERE)[0] + command_line()
-    if page.file.src_uri.startswith("tutorials/") and notebook_cells(markdown):
-        markdown += f"\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{download}}\n"
+    name = Path(page.file.src_uri).stem
+    if page.file.src_uri.startswith("tutorials/") and notebook(name):
+        in_colab = f" · [Open it in Colab]({colab(name)})" if name in IN_COLAB else ""
+        markdown += f"\n\n[This page as a notebook]({name}.ipynb){{download}}{in_colab}\n"
     return _outside(page.file.src_uri).sub(rf"]({REPOSITORY}/\1", markdown.replace(f"](../{PLOTS}/", "](plots/"))
 
 
@@ -55,33 +53,6 @@ def _outside(page: str) -> re.Pattern[str]:
     """Links of a page of docs/ to files of the repository that are no pages of this site."""
     up = re.escape("../" * (page.count("/") + 1))
     return re.compile(rf"\]\({up}((?:benchmarks|examples|simulations|tests|tools|CONTRIBUTING|SECURITY)[^)]*)")
-
-
-def notebook_cells(markdown: str) -> list[dict[str, Any]]:
-    """The page as cells of a Jupyter notebook, with the outputs that it shows; none if it has no output."""
-    cells: list[dict[str, Any]] = []
-    if "```output" not in markdown:
-        return cells
-
-    def add(kind: str, source: str, **more: Any) -> None:
-        if source.strip():
-            cells.append(
-                {"cell_type": kind, "source": source.strip("\n"), "metadata": {}, "id": f"cell-{len(cells)}"} | more
-            )
-
-    end = 0
-    for block in FENCED.finditer(markdown):
-        add("markdown", markdown[end : block.start()])
-        end = block.end()
-        match block[1]:
-            case "python":
-                add("code", block[2], outputs=[], execution_count=None)
-            case "output":
-                cells[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": block[2]}]
-            case _:
-                add("markdown", block[0])
-    add("markdown", markdown[end:])
-    return cells
 
 
 def command_line() -> str:

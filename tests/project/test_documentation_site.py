@@ -1,8 +1,10 @@
 """The documentation site: it builds without a warning, asks no other host for anything, and leaves no public name unexplained."""
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
+import io
 import json
 import re
 import subprocess
@@ -65,13 +67,34 @@ def test_tutorials_are_notebooks_too_with_what_their_code_prints(site: Path) -> 
         page = (DOCS / "tutorials" / f"{name}.md").read_text()
         notebook = json.loads((site / "tutorials" / f"{name}.ipynb").read_text())
         assert notebook["nbformat"] == 4
-        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        install, *code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert re.fullmatch(r'%pip install --quiet "fedcgd(\[\w+\])? @ git\+https://\S+"', install["source"])
         assert [cell["source"] for cell in code] == [
             text.strip("\n") for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
         ]
         printed = [output["text"] for cell in code for output in cell["outputs"]]
         assert printed == re.findall(r"^```output\n(.*?)^```$", page, re.M | re.S)
         assert f'href="{name}.ipynb"' in (site / "tutorials" / f"{name}.html").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:another run of this process")  # the tutorial of Opacus explains it
+@pytest.mark.parametrize("stored", sorted((ROOT / "examples" / "notebooks").iterdir()), ids=lambda path: path.stem)
+def test_notebooks_that_colab_opens_are_those_of_the_site_and_run_in_any_folder(
+    stored: Path, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If they are not those of the site, write them again: `python docs/site/notebooks.py`."""
+    assert stored.read_text() == (site / "tutorials" / stored.name).read_text()
+    assert f"/blob/main/examples/notebooks/{stored.name}" in (site / "tutorials" / f"{stored.stem}.html").read_text()
+    cells = json.loads(stored.read_text())["cells"]
+    text = "".join(cell["source"] for cell in cells if cell["cell_type"] == "markdown")
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith(("https://", "#"))] == []
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in [cell for cell in cells if cell["cell_type"] == "code"][1:]:  # without the one that installs
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(cell["source"], stored.name, "exec"), names)
+        assert printed.getvalue() == "".join(output["text"] for output in cell["outputs"]) or not cell["outputs"]
 
 
 def test_no_page_of_the_site_asks_another_host_for_anything(site: Path) -> None:
