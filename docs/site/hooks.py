@@ -90,11 +90,15 @@ def _as_code(example: re.Match[str]) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Formulas as MathML, which browsers set by themselves."""
-    return FORMULA.sub(lambda found: convert(unescape(found[2]), display=_display(found[1])), html)
+    return FORMULA.sub(_set, html)
 
 
-def _display(bracket: str) -> str:
-    return "block" if bracket == "[" else "inline"
+def _set(formula: re.Match[str]) -> str:
+    """A formula; one of a line of its own scrolls where it is wider than a phone."""
+    text = unescape(formula[2])
+    if formula[1] == "[":
+        return f'<div class="formula" tabindex="0">{convert(text, display="block")}</div>'
+    return convert(text)
 
 
 def on_post_page(output: str, **_: Any) -> str:
