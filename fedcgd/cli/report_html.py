@@ -29,7 +29,7 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
 thead th { border-bottom: 2px solid #8a8f9c; }
 tbody th { font-weight: 600; width: 15rem; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 td { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 .wide td { overflow-wrap: break-word; }
@@ -46,6 +46,13 @@ li { margin: .35rem 0; }
 }
 @media print {
   body { margin: 0; max-width: none; font-size: 11px; }
+  h1 { font-size: 20px; }
+  h2 { font-size: 15px; margin-top: 1.2rem; }
+  .promise { font-size: 12px; }
+  .small, figcaption { font-size: 10px; }
+  .figures { flex-wrap: nowrap; gap: .5rem; }
+  .figures div { flex-basis: 0; padding: .3rem .6rem; }
+  .figures strong { font-size: 16px; }
   details { display: none; }
   .wide { overflow: visible; }
   figure, tr, li, .figures div { break-inside: avoid; }

@@ -24,6 +24,7 @@ from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.run_composition import evaluation_ledger
 from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, records, statement_markdown, statement_of
 from fedcgd.ledger.store import write_notes
+from fedcgd.ledger.texts import finding
 from fedcgd.plan import Plan
 
 FORMATS = (".html", ".md", ".json")
@@ -121,9 +122,11 @@ def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
     promised = statement["sound"] and not statement["simulated"] and not statement["noiseless"]
     verdict = statement["statement"]
     if promised:
+        alone = finding("no-register") in statement["notes"]
         verdict = (
-            "Verified: the records agree with each other and with the plan, and ε follows from them. Not verified: that the "
-            "server and the nodes ran this code, that one person is one user, and that nobody else had the key."
+            f"Verified: the records agree with each other{'' if alone else ', with the register of the key'} and with the plan, "
+            "and ε follows from them. Not verified: that the server and the nodes ran this code, that one person is one user, "
+            f"{'that this is the newest copy of the ledger (no register), ' if alone else ''}and that nobody else had the key."
         )
     notes = [*verification["notes"], *filter(None, [verification["delta_note"]])]
     boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", rounded_up(whole["delta"], 6))]
@@ -145,7 +148,7 @@ def _plainly(statement: dict[str, Any]) -> str:
     """The verdict in three sentences, how large ε is beside published deployments, and the promise word by word."""
     said = "".join(f"<p class='promise'>{escape(sentence)}</p>" for sentence in statement["verdict"])
     size = f"<p>Beside published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
-    table = grid_html(("deployment", "ε", "δ", "for", "published in"), DEPLOYMENTS)
+    table = grid_html(("deployment", "ε", "δ", "for", "published in"), DEPLOYMENTS, numbers=(2,))
     return said + size + table + f"<p>{escape(statement['statement'])}</p>"
 
 

@@ -36,6 +36,7 @@ from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.support.html import table
 from fedcgd.support.untrusted import MalformedError, clean
 
 
@@ -133,6 +134,15 @@ class Verification:
     def noiseless(self) -> bool:
         """The plan is one for debugging, without noise: nothing in the run is private."""
         return self.whole.noise_multiplier == 0
+
+    def _repr_html_(self) -> str:
+        """What the records prove, for notebooks; no ε where they contradict each other or the key is a simulation's."""
+        rows: dict[str, object] = {"rounds released": f"{self.released} of {self.planned}"}
+        if self.run.simulated:
+            rows["simulated"] = "yes: not private, whatever ε would be"
+        rows |= {name: "; ".join(found) for name in ("problems", "notes") if (found := getattr(self, name))}
+        sound = not (self.problems or self.run.simulated)
+        return table(rows) + "".join(each._repr_html_() for each in (self.whole, self.guarantee) if sound and each)
 
     def to_description(self) -> dict[str, Any]:
         """All of it as JSON-able values."""

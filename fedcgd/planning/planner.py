@@ -20,6 +20,7 @@ from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import Outcome, expected_outcome
+from fedcgd.support.html import table
 
 _TRIED, _RANKING, _SIGNAL = RULES.tried, RULES.ranking, RULES.signal
 
@@ -41,6 +42,20 @@ class PlannedRecipe:
     mechanism: Mechanism
     noise_multiplier: float
     outcome: Outcome
+
+    def _repr_html_(self) -> str:
+        """The recipe as a table, for notebooks."""
+        rows = {
+            "recipe": self.kind,
+            "mechanism": self.mechanism,
+            "noise multiplier σ": self.noise_multiplier,
+            "users in a round": self.recipe.cohort,
+            "rounds": self.recipe.rounds,
+            "schedule": self.recipe.schedule,
+            "momentum": self.recipe.momentum,
+            "expected excess loss": self.outcome.loss,
+        }
+        return table(rows)
 
     @property
     def kind(self) -> str:

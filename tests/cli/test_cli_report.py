@@ -4,6 +4,8 @@ import html
 import json
 import math
 import re
+import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -295,6 +297,27 @@ def test_the_first_page_says_who_and_what_for_and_how_large_epsilon_is(path, tmp
     assert not set(said.values()) & set(json.dumps(statement))
     assert "`" not in text
     assert "prefers-color-scheme: dark" in output.read_text()
+
+
+def test_the_first_page_says_whether_the_newest_copy_was_verified(path, tmp_path):
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    run(path, key=key)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    copy = Path(shutil.copy(path, elsewhere))
+    assert "newest copy" in page_of(copy, tmp_path / "copy.html")
+    assert "newest copy" not in page_of(path, tmp_path / "report.html")
+
+
+def test_a_verified_ledger_shows_no_epsilon_in_a_notebook_where_nothing_is_promised(tmp_path):
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    for name, by in (("private.db", key), ("simulated.db", NoiseKey.simulation(3))):
+        run(tmp_path / name, key=by)
+    private, simulated = (verify(tmp_path / name) for name in ("private.db", "simulated.db"))
+    assert private._repr_html_().count("<th>ε</th>") == 2
+    assert "<th>condition</th>" in private._repr_html_()
+    assert "ε</th>" not in simulated._repr_html_()
+    assert "ε</th>" not in replace(private, problems=("rounds are missing",))._repr_html_()
 
 
 def page_of(path: Path, output: Path, *options: str) -> str:

@@ -61,6 +61,13 @@ def with_random_allocation() -> list[PlannedRecipe]:
     return plan_recipes(replace(PROBLEM, participations=2, secret=("random-allocation",), max_rounds=10))
 
 
+def test_a_recipe_is_a_table_in_notebooks(ranked: list[PlannedRecipe]) -> None:
+    best = ranked[0]
+    shown = best._repr_html_()
+    assert f"<th>users in a round</th><td>{best.recipe.cohort}</td>" in shown
+    assert f"<td>{best.noise_multiplier}</td>" in shown
+
+
 def descended(recipe: Recipe, rate: float, curvature: float, noise: np.ndarray, start: float) -> np.ndarray:
     """Where heavy-ball descent ends on ½μe², with `noise` (rounds, draws) added to the gradient; round by round."""
     error, velocity = np.full(noise.shape[1], start), np.zeros(noise.shape[1])
