@@ -75,6 +75,7 @@ def noise(colours: Colours) -> Figure:
         axes.set_title(title, color=colours.ink)
         axes.set_xlabel("round")
         axes.set_xticks(rounds)
+    left.set_ylim(bottom=-9)  # room for the legend below the bars
     left.legend(frameon=False, labelcolor=colours.ink, loc="lower left")
     right.text(
         0.02,
