@@ -150,5 +150,5 @@ def budget_of(
     budget = accountant.noise_multiplier(epsilon=target, delta=delta, progress=progress)
     if budget.noise_multiplier != sigma:
         return found
-    failure = found.failure_probability + budget.failure_probability
+    failure = max(found.failure_probability, budget.failure_probability)  # that of both searches
     return replace(found, value=target, method=budget.method, failure_probability=failure)

@@ -472,6 +472,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             )
         if large := large_delta(plan.delta, epoch.examples, "examples", exposed=1.0):
             warnings.warn(large, stacklevel=3)
+        try:
+            plan.to_description()
+        except ValueError as error:
+            if self._record is not None:
+                raise
+            warnings.warn(f"this run can be trained, but not saved (save_checkpoint will fail): {error}", stacklevel=3)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
 

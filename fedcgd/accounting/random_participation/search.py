@@ -88,7 +88,8 @@ class Candidate:
         if sampler is None:
             return None
         values, shares = sampler.draw(int(times * _DRAWS.pilot[0]), (seed, 0))
-        adding = min(times, 2) * _DRAWS.pilot[1]  # its probabilities scatter less
+        fewest, most = _DRAWS.pilot[1:]  # few draws choose a line that looks too good
+        adding = fewest if times < 1 else max(fewest * min(times, 2), min(most, _DRAWS.numbers[1] / 8 / self.cost))
         ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(adding), (seed, 1))
         return PilotEstimate(self, sampler, values, shares, ratios, failure)
 
@@ -216,7 +217,8 @@ def _least(
 ) -> Bound:
     """The least x found for which `at`(x) is proven to have at most this δ; else `most`."""
     highest, risk = most.value, failure_probability(delta)
-    goal, failure = delta - risk, risk / _SEARCH.tries[0]
+    # Half of it: an ε may be the answer of two searches, its own and that for the σ of a budget.
+    goal, failure = delta - risk, risk / 2 / _SEARCH.tries[0]
     x, pilot, slope = _proposed(at, highest, goal, seed, failure, progress)
     if pilot is not None and x < highest:
         # The search ends up to 10 % of δ below its goal, and what so few draws may err by. More draws take most of that off.
@@ -246,7 +248,7 @@ def propose(problem: Problem, highest: float, *, epsilon: float, delta: float) -
     def at(sigma: float) -> Candidate:
         return problem.at(sigma, epsilon)
 
-    return _proposed(at, highest, delta - failure, 0, failure / _SEARCH.tries[0], silent)[0]
+    return _proposed(at, highest, delta - failure, 0, failure / 2 / _SEARCH.tries[0], silent)[0]
 
 
 def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
