@@ -63,7 +63,7 @@ def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> Non
 
 
 def test_tutorials_are_notebooks_too_with_what_their_code_prints(site: Path) -> None:
-    for name in ("choosing", "opacus", "deployment", "reviewing"):
+    for name in ("choosing", "opacus", "reviewing"):
         page = (DOCS / "tutorials" / f"{name}.md").read_text()
         notebook = json.loads((site / "tutorials" / f"{name}.ipynb").read_text())
         assert notebook["nbformat"] == 4

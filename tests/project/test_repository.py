@@ -33,15 +33,6 @@ def test_what_to_cite_is_this_version() -> None:
     assert f"## {fedcgd.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_table_of_what_to_use_is_the_same_in_the_tutorial() -> None:
-    def table(page: str) -> str:
-        text = (ROOT / page).read_text()
-        start = text.index("| what stays secret |")
-        return re.sub(r"\]\([^)]*\)", "]", text[start : text.index("\n\n", start)])
-
-    assert table("README.md") == table("docs/tutorials/opacus.md")
-
-
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
