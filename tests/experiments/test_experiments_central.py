@@ -80,7 +80,8 @@ def test_softmax_is_trained_as_the_engine_trains_it(mechanism, sampling, optimiz
     assert together.shape == (3, 650)
     for point, (plan, _), flat in zip(points, runs, together, strict=True):
         engine = flatten(train_engine(point, task, data.train, plan, physical_batch=512))
-        assert torch.allclose(flat, engine, atol=2e-5)
+        # The engine rounds each example's gradient to the lattice, and Adam divides by small second moments.
+        assert torch.allclose(flat, engine, atol=2e-5 if optimizer == "sgd" else 2e-4)
 
 
 def test_runs_that_share_their_noise_have_a_simulations_key() -> None:

@@ -23,8 +23,10 @@ from fedcgd.mechanisms import (
     LambdaMuCGD,
     Normalized,
     SquareRootToeplitz,
+    Workload,
     matrix,
 )
+from fedcgd.mechanisms.adjoint import transposed_inverse
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode
 from fedcgd.noise import NoiseStream
 
@@ -178,3 +180,23 @@ def test_what_buffers_bring_to_a_round_follows_from_earlier_rounds_alone(mechani
         changed = np.abs(row.astype(float) - other - (z[t, 0].astype(float) - z[t, 1]) / diagonal[t])
         assert np.all(changed <= 2.0**-23 * (2 + len(state.buffers)) * largest)
         state = following
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_products_with_the_transposed_inverse_are_those_of_the_matrix(mechanism) -> None:
+    v = np.random.default_rng(0).normal(size=(N, 2))
+    before = v.copy()
+    expected = np.linalg.inv(matrix(mechanism, N)).T @ v
+    np.testing.assert_allclose(transposed_inverse(mechanism, N, v), expected, atol=1e-9)
+    np.testing.assert_array_equal(v, before)
+
+
+def test_coefficients_of_an_inverse_are_an_array_and_begin_above_zero() -> None:
+    assert BandInvMF((1.0, -0.5)).inverse_band.tolist() == [1.0, -0.5]
+    with pytest.raises(ValueError, match="inverse coefficients"):
+        BandInvMF((0.0, 1.0))
+
+
+def test_learning_rates_of_any_number_type_are_floats() -> None:
+    (rate,) = Workload(learning_rates=(np.float64(0.5),)).learning_rates
+    assert type(rate) is float
