@@ -20,6 +20,8 @@ PLOTS = "benchmarks/results/plots"
 REPOSITORY = "https://github.com/fedcgd/fedcgd/blob/main"
 EXAMPLE = re.compile(r"^Example: (.+(?:\n+.+)*)$", re.MULTILINE)
 COMMANDS_HERE = "<!-- commands -->"
+# The theme wraps tables when a page is open; what scrolls is reached by the keyboard too.
+WIDE = 'addEventListener("load",()=>document.querySelectorAll(".md-typeset__scrollwrap").forEach(each=>each.tabIndex=0))'
 FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
 
 
@@ -115,4 +117,4 @@ def on_post_page(output: str, **_: Any) -> str:
     output = output.replace(' data-md-component="source"', "")
     for catcher in ("md-search__overlay", "md-overlay"):  # closes what is open when somebody clicks beside it: no words
         output = output.replace(f'<label class="{catcher}"', f'<label class="{catcher}" aria-hidden="true"')
-    return output
+    return output.replace("</body>", f"<script>{WIDE}</script></body>")

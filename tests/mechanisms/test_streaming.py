@@ -23,11 +23,11 @@ from fedcgd.mechanisms import (
     LambdaMuCGD,
     Normalized,
     SquareRootToeplitz,
-    Workload,
     matrix,
 )
 from fedcgd.mechanisms.adjoint import transposed_inverse
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode
+from fedcgd.mechanisms.workload import Workload
 from fedcgd.noise import NoiseStream
 
 KEY = bytes(range(32))
