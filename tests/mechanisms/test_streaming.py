@@ -26,9 +26,10 @@ from fedcgd.mechanisms import (
     matrix,
 )
 from fedcgd.mechanisms.adjoint import transposed_inverse
-from fedcgd.mechanisms.streaming import State, correlate, noise_mode
+from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.mechanisms.workload import Workload
 from fedcgd.noise import NoiseStream
+from fedcgd.release.run_noise import NoiseSource
 
 KEY = bytes(range(32))
 
@@ -116,6 +117,7 @@ import numpy as np
 from fedcgd.mechanisms import BSR, BISR
 from fedcgd.mechanisms.streaming import State, correlate
 from fedcgd.noise import NoiseStream
+from fedcgd.release.run_noise import NoiseSource
 start, stop = map(int, sys.argv[1:])
 stream = NoiseStream(bytes(range(32)))
 for mechanism in (BSR(4), BISR(3)):
@@ -200,3 +202,20 @@ def test_coefficients_of_an_inverse_are_an_array_and_begin_above_zero() -> None:
 def test_learning_rates_of_any_number_type_are_floats() -> None:
     (rate,) = Workload(learning_rates=(np.float64(0.5),)).learning_rates
     assert type(rate) is float
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_buffers_are_made_anew_from_the_rounds_before(mechanism) -> None:
+    z = np.random.default_rng(0).normal(size=(N, 2))
+    dense = np.linalg.inv(matrix(mechanism, N)) @ z
+    state = state_before(mechanism, N, N - 1, lambda t: z[t])
+    np.testing.assert_allclose(correlate(mechanism, N, z[-1], state)[0], dense[-1], atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: BISR(1.5), lambda: Workload(momentum=1.5), lambda: NoiseSource(DPSGD(), 3, None, "x")],
+)
+def test_numbers_and_modes_outside_their_range_are_refused(make) -> None:
+    with pytest.raises(ValueError, match=r"nu|momentum|mode"):
+        make()
