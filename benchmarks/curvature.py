@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from fedcgd import Participation, select_lambda
-from fedcgd.curvature.curves import private_loss
 from fedcgd.curvature.stationary import (
     best_lambda,
     best_nu,
@@ -43,6 +42,7 @@ from fedcgd.mechanisms import (
     NuDPFTRL,
     inverse_matrix,
 )
+from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.optimisation import catalogue, fitted
@@ -183,7 +183,7 @@ def one_number() -> None:
             catalogue.mechanism("noise-curve:8", who, curvature=digits),
             catalogue.mechanism("band-mf:8", who),
         ]
-        found = [private_loss(m, who, digits) for m in made]
+        found = [final_loss(m, who.rounds, digits, stddev=sensitivity(m, who).value) for m in made]
         of = [loss / found[0] for loss in found[1:]]
         print(
             f"{k:4} {best.lam:7.4f} {of[0]:8.3f} {of[1]:9.3f} {of[2]:8.3f} {of[3]:8.3f} {of[4]:13.3f} {of[5]:9.3f}",

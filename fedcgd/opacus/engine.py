@@ -4,7 +4,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,36 @@ from fedcgd.plan import Plan
 from fedcgd.release import CentralRelease, NoiseMode
 
 Private = tuple[Any, ...]
+
+
+class _WithEpsilon(TypedDict, total=False):
+    """The arguments of `make_private_with_epsilon` but the mode, on which the types of its results depend."""
+
+    module: Required[nn.Module]
+    optimizer: Required[optim.Optimizer]
+    criterion: Any
+    data_loader: Required[DataLoader[Any]]
+    mechanism: Mechanism | str | None
+    target_epsilon: Required[float]
+    target_delta: Required[float]
+    epochs: Required[int]
+    max_grad_norm: Required[float]
+    sampling: str | None
+    groups: int | None
+    noise: NoiseMode | None
+    batch_first: bool
+    loss_reduction: Literal["mean", "sum"]
+    poisson_sampling: bool | None
+    clipping: str
+    noise_generator: torch.Generator | None
+    wrap_model: bool
+    rand_on_empty: bool
+    accumulation_steps: int
+    augmentation_multiplicity: int
+    assume_independent: str | None
+    schedule: Schedule
+
+
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
 
@@ -251,48 +281,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
     @overload
     def make_private_with_epsilon(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: optim.Optimizer,
-        criterion: Any = None,
-        data_loader: DataLoader[Any],
-        mechanism: Mechanism | str | None = None,
-        target_epsilon: float,
-        target_delta: float,
-        epochs: int,
-        max_grad_norm: float,
-        sampling: str | None = None,
-        groups: int | None = None,
-        poisson_sampling: bool | None = None,
-        clipping: str = "flat",
-        accumulation_steps: int = 1,
-        schedule: Schedule = "constant",
-        grad_sample_mode: Literal["ghost"],
-        **options: Any,
+        self, *, grad_sample_mode: Literal["ghost"], **arguments: Unpack[_WithEpsilon]
     ) -> tuple[nn.Module, CorrelatedOptimizer, GhostLoss, DataLoader[Any]]: ...
 
     @overload
     def make_private_with_epsilon(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: optim.Optimizer,
-        criterion: Any = None,
-        data_loader: DataLoader[Any],
-        mechanism: Mechanism | str | None = None,
-        target_epsilon: float,
-        target_delta: float,
-        epochs: int,
-        max_grad_norm: float,
-        sampling: str | None = None,
-        groups: int | None = None,
-        poisson_sampling: bool | None = None,
-        clipping: str = "flat",
-        accumulation_steps: int = 1,
-        schedule: Schedule = "constant",
-        grad_sample_mode: Literal["hooks", "functorch", "ew"] = "hooks",
-        **options: Any,
+        self, *, grad_sample_mode: Literal["hooks", "functorch"] = "hooks", **arguments: Unpack[_WithEpsilon]
     ) -> tuple[nn.Module, CorrelatedOptimizer, DataLoader[Any]]: ...
 
     def make_private_with_epsilon(

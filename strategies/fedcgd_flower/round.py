@@ -74,7 +74,7 @@ class RoundReport:
     failure: str = ""
     """Why the round was not released; empty if it was."""
     notes: list[str] = field(default_factory=list)
-    """What else happened: ε, how the clip norm moved, variances that were raised, what was measured."""
+    """What else happened: ε, how the clip norm moved, what was measured."""
 
     def add_epsilon(self, epsilon: float, delta: float) -> None:
         """The round is released, at this ε so far: before the other notes."""

@@ -10,6 +10,7 @@ from oracles_b_min_sep import deltas, indicators, monte_carlo, patterns, ratio
 from scipy.stats import beta, norm
 
 from fedcgd import Participation, accountant, calibrate, compute_delta, compute_epsilon
+from fedcgd.accounting import amplified
 from fedcgd.accounting.accountant import silent
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
@@ -376,21 +377,31 @@ def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypa
 
 
 def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is confirmed, and the failure probabilities of all confirmations of one answer, add up to δ at most."""
+    """What is confirmed, and the failure probabilities of all confirmations of one answer, add up to δ at most.
+
+    An ε is looked for twice here: by its own search, and as the budget below it, however far away that is.
+    """
     tried: list[tuple[float, float]] = []
+    searches: set[int] = set()
 
     def refuse(pilot: search.PilotEstimate, goal: float, seed: int, attempt: int) -> float:
         tried.append((goal, pilot.failure))
+        searches.add(seed)
         return goal * 1.01
+
+    near = replace(amplified.EFFORT, answers=replace(amplified.EFFORT.answers, near_budget=2.0))
+    monkeypatch.setattr(amplified, "EFFORT", near)
 
     monkeypatch.setattr(search.PilotEstimate, "confirm", refuse)
     participation, delta = b_min_sep(12, 3, 0.3), 1e-3
-    for ask in (
-        lambda: calibrate(BSR(2), participation, epsilon=2, delta=delta),
-        lambda: compute_epsilon(BSR(2), participation, noise_multiplier=1.6, delta=delta),
+    for count, ask in (
+        (1, lambda: calibrate(BSR(2), participation, epsilon=2, delta=delta)),
+        (2, lambda: compute_epsilon(BSR(2), participation, noise_multiplier=1.6, delta=delta)),
     ):
         tried.clear()
+        searches.clear()
         ask()
+        assert len(searches) == count
         assert len(tried) > 2  # every confirmation was refused, so that there were several
         goals, failures = np.transpose(tried)
         said = search.failure_probability(delta)

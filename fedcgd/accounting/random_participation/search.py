@@ -158,11 +158,11 @@ class PilotEstimate:
 
         Where it will hardly be below `goal` the rest is not drawn: a confirmation that fails proves nothing, whatever made it so.
         """
-        count, failure = self.count, self.failure / 4
+        count, failure, beyond = self.count, self.failure / 4, math.nextafter(goal, math.inf)
         margin = self._remove(count) / max(self._remove_mean, 1e-300)
         values, shares = self.sampler.draw(count, (seed, 2 + 2 * attempt), goal / margin)
         if (mean := self.sampler.mean(values, shares)) > goal / margin:
-            return mean * margin
+            return max(beyond, mean * margin)
         bounds = _bound(values, self.values, failure) * _bound(shares, self.shares, failure)
         removing = min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * bounds)
         if removing > goal:
@@ -178,7 +178,7 @@ class PilotEstimate:
             lambda some: direction.projected(some, count) > goal,
         )
         if len(ratios.lower) < count:
-            return max(goal * (1 + 1e-9), direction.projected(ratios, count))
+            return max(beyond, direction.projected(ratios, count))
         return max(removing, direction.confirm(ratios))
 
     @property
