@@ -47,6 +47,16 @@ def test_looked_up_rows_are_rounded_towards_zero_and_factors_once() -> None:
         assert total.tolist() == expected.tolist()
 
 
+def test_a_sequence_whose_terms_cancel_is_clipped_although_its_gram_sum_is_zero() -> None:
+    """Terms of 2³⁰ that leave a gradient of 8: in float64 the squares of their difference vanish beside those of the terms."""
+    b = torch.tensor([[[2.0**30], [-(2.0**30)]]])
+    a = torch.tensor([[[1.0, 2.0**-27], [1.0, 0.0]]])
+    assert (b.mT.double() @ a.double()).norm() == 8
+    total = torch.zeros(2, dtype=torch.float64)
+    add_clipped([total], [clipped_sum.FactoredGradients(b, a)])
+    assert total.norm() <= 1
+
+
 def test_a_sum_that_is_too_long_for_the_margin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clipped_sum, "_MOST_EXAMPLES", 4)
     _, (factors, _) = forms()
