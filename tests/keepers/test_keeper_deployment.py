@@ -121,7 +121,7 @@ def test_three_keepers_make_the_noise_of_a_deployed_run(services: bool, tmp_path
     logs = {path.name: path.read_text(errors="replace")[-3000:] for path in tmp_path.glob("*.log")}
     assert code == 0, logs
     found = verify(tmp_path / "run.db")
-    assert (found.released, found.problems, found.simulated) == (ROUNDS, (), False)
+    assert (found.released, found.problems, found.run.simulated) == (ROUNDS, (), False)
     assert found.keepers.names == ("keeper-0", "keeper-1", "keeper-2")
     assert found.keepers.spent <= 1  # the one in which the silo was killed, if it was asked in that moment
     records = {f"keeper-{i}": read(record_file(tmp_path / f"keeper{i}.key")) for i in range(3)}
@@ -131,13 +131,13 @@ def test_three_keepers_make_the_noise_of_a_deployed_run(services: bool, tmp_path
     assert (measured.released, measured.problems, measured.keepers.spent) == (1, (), 0)
     assert all([one.round for one in record.openings if one.kind == EVALUATION] == [0] for record in records.values())
     assert found.keepers.with_evaluations[1] < 8.0 < found.keepers.with_evaluations[2]
-    turns = [
-        sqlite3.connect(tmp_path / f"turns{i}.db")
+    taking_part = [
+        sqlite3.connect(tmp_path / f"participations{i}.db")
         .execute("SELECT count(*) FROM users WHERE user LIKE 'training %'")
         .fetchone()
         for i in range(3)
     ]
-    assert sum(count for (count,) in turns) >= 20 * ROUNDS  # a cohort of 20 in each, and nobody twice in three rounds
+    assert sum(count for (count,) in taking_part) >= 20 * ROUNDS  # a cohort of 20 in each, and nobody twice in three rounds
     if services:
         assert "3 opened" in logs["keeper1.log"]
         assert "keeper-1" not in logs["silo1.log"]
