@@ -80,9 +80,13 @@ def test_the_numbers_of_cifar_are_those_of_its_trainings() -> None:
         for label, by in by_label.items()
     }
     pictures, reviews = "cifar10-45000-15552", "imdb-22500-4096"
-    for label in ("λ-CGD, without amplification", "DP-SGD, Poisson", "DP-SGD, full batch"):
+    for label, words in {
+        "λ-CGD, without amplification": "λ-CGD, without amplification",
+        "DP-SGD, Poisson": "DP-SGD, secret Poisson sampling",
+        "DP-SGD, full batch": "DP-SGD on the full batch, without amplification",
+    }.items():
         one, _, three, _, eight = means[pictures, label]
-        assert f"{one} / {three} / {eight} %" in readme
+        assert f"| {words} | {one} | {three} | {eight} |" in readme
         for name in (pictures, reviews):
             assert f" | {' | '.join(means[name, label])} |\n" in board
     assert f" | {' | '.join(means[reviews, 'plan, without amplification'])} |\n" in board

@@ -137,7 +137,9 @@ def test_three_keepers_make_the_noise_of_a_deployed_run(services: bool, tmp_path
         .fetchone()
         for i in range(3)
     ]
-    assert sum(count for (count,) in taking_part) >= 20 * ROUNDS  # a cohort of 20 in each, and nobody twice in three rounds
+    assert (
+        sum(count for (count,) in taking_part) >= 20 * ROUNDS
+    )  # a cohort of 20 in each, and nobody twice in three rounds
     if services:
         assert "3 opened" in logs["keeper1.log"]
         assert "keeper-1" not in logs["silo1.log"]
