@@ -53,7 +53,6 @@ LONG = {
         "accounting/test_selection_of_numbers.py::test_a_plan_is_accounted_for_with_the_damped_mechanism",
         "accounting/test_selection_of_numbers.py::test_bands_under_random_allocation_are_damped_by_its_accounting",
         "accounting/test_selection_of_numbers.py::test_the_command_line_says_what_was_damped",
-        "accounting/test_tradeoff.py::test_the_curve_of_a_balls_in_bins_run_lies_between_known_bins_and_a_real_test",
         "opacus/test_opacus_answers.py::test_a_mechanism_that_is_left_out_is_asked_for_with_the_one_of_opacus",
     ),
 }

@@ -16,9 +16,6 @@ class AttackerAccuracy:
     value: float
     gaussian_mu: float | None
     """μ of the Gaussian mechanism that the run is at most, for which it is Φ(μ/2); None with a sampling."""
-    exact: bool
-    """Some attacker reaches it."""
-    failure_probability: float = 0.0
 
     @property
     def percent(self) -> str:
@@ -47,11 +44,6 @@ def attacker_accuracy(
     progress("the best attacker")
     at_zero = accountant.delta(noise_multiplier=noise_multiplier, epsilon=0.0, released=released)
     mu = None
-    if not accountant.participation.is_secret and at_zero.sensitivity is not None:
-        mu = at_zero.sensitivity / noise_multiplier
-    return AttackerAccuracy(
-        value=min(1.0, (1 + at_zero.delta) / 2),
-        gaussian_mu=mu,
-        exact=at_zero.exact,
-        failure_probability=at_zero.failure_probability,
-    )
+    if not accountant.participation.is_secret and at_zero.proof.sensitivity is not None:
+        mu = at_zero.proof.sensitivity / noise_multiplier
+    return AttackerAccuracy(value=min(1.0, (1 + at_zero.delta) / 2), gaussian_mu=mu)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
-from fedcgd.accounting.coverage import most_bands
+from fedcgd.accounting.coverage import column_norm, most_bands
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
+from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
@@ -85,7 +85,7 @@ def explain(
         ),
         Step("sampling", participation.scheme.assumption),
         _mechanism(mechanism, participation.rounds, rho),
-        _sensitivity(mechanism, participation, guarantee),
+        _sensitivity(mechanism, participation),
         Step(
             "noise",
             f"σ = {rounded_up(guarantee.noise_multiplier, 6)} (it includes the sensitivity): Z has independent coordinates of "
@@ -95,8 +95,12 @@ def explain(
         ),
         Step(
             "method",
-            f"{guarantee.method}; "
-            + ("exact up to rounding." if guarantee.exact else "an upper bound: the truth may be better, not worse."),
+            f"{guarantee.proof.method}; "
+            + (
+                "exact up to rounding."
+                if guarantee.proof.exact
+                else "an upper bound: the truth may be better, not worse."
+            ),
         ),
         _confidence(guarantee),
         Step(
@@ -133,15 +137,13 @@ def _damping(rho: float) -> str:
     )
 
 
-def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> Step:
+def _sensitivity(mechanism: Mechanism, participation: Participation) -> Step:
     if most_bands(participation) is not None:
-        reach = guarantee.sensitivity
-        may_overlap = bandwidth(mechanism, participation.rounds) > participation.min_separation
+        reach = column_norm(mechanism, participation)
         return Step(
             "sensitivity",
-            f"One participation moves CX by at most {'‖C[:, t]‖' if reach is None else f'{reach:.6g}'}·ζ, the largest norm "
-            "of a column of C; how many there are enters below"
-            + (", and how those of neighbouring epochs overlap." if may_overlap else "."),
+            f"One participation moves CX by at most {reach:.6g}·ζ, the largest norm of a column of C; how many there are, and "
+            "whether they overlap, enters below.",
             reach,
         )
     found = sensitivity(mechanism, participation)
@@ -165,7 +167,7 @@ def _rounds(pattern: tuple[int, ...]) -> str:
 
 
 def _confidence(guarantee: Guarantee) -> Step:
-    risk = guarantee.failure_probability
+    risk = guarantee.proof.failure_probability
     if not risk:
         return Step("confidence", "Deterministic: no part of the calculation is random.", 1.0)
     return Step(

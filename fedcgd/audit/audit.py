@@ -131,8 +131,7 @@ def audit_mechanism(
     if participation.is_secret:
         raise ValueError(
             f"the noise is audited for known participation, got sampling {participation.sampling}; give the same "
-            "rounds with sampling none, and the ε that σ gives there (audit_plan draws the rounds of b-min-sep and "
-            "random-allocation)"
+            "rounds with sampling none, and the ε that σ gives there (audit_plan draws the rounds of b-min-sep)"
         )
     _check_trials(trials)
     unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
@@ -176,14 +175,13 @@ def audit_plan(
 ) -> AuditResult:
     """Does the path by which a run of `plan` releases keep its ε, at the plan's δ, when users do their worst?
 
-    As `audit_mechanism`, which says what is tried. Under b-min-sep and random-allocation sampling a fair coin decides for each of
-    the `trials` whether there is a user. If so, it adds ζ in its rounds, which are drawn as a run draws them; and an adversary
-    who knows all but these rounds judges by the likelihood ratio that ε is accounted by. Without groups of users
-    and normal scores this sees less: a tenth of σ at δ = 0.1 with 300,000 trials, and at δ = 1e-5 not that. So audit the
-    noise too, without the sampling.
+    As `audit_mechanism`, which says what is tried. Under b-min-sep sampling a fair coin decides for each of the `trials` whether
+    there is a user. If so, it adds ζ in its rounds, which are drawn as a run draws them; and an adversary who knows all but these
+    rounds judges by the likelihood ratio that ε is accounted by. Without groups of users and normal scores this sees less: a
+    tenth of σ at δ = 0.1 with 300,000 trials, and at δ = 1e-5 not that. So audit the noise too, without the sampling.
 
     Args:
-        plan: without a sampling, or with b-min-sep or random-allocation. For others, audit the ε that σ gives without it.
+        plan: without a sampling, or with b-min-sep. For others, audit the ε that σ gives without it.
         release: the path; `server_release` is that of a server.
         epsilon: the claimed ε.
         seed: of the simulated canaries; the result is repeatable.

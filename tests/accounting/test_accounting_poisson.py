@@ -222,7 +222,7 @@ def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
     found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-4, delta=1e-5).epsilon
     assert found <= 1.001 * gaussian.epsilon(sigma=1e-4 / math.sqrt(10), delta=1e-5)
     nothing = calibrate(DPSGD(), poisson(10, 0.2), epsilon=1e8, delta=1e-5)
-    assert nothing.method == WITHOUT_AMPLIFICATION
+    assert nothing.proof.method == WITHOUT_AMPLIFICATION
     assert nothing.noise_multiplier == pytest.approx(gaussian.sigma(epsilon=1e8, delta=1e-5) * math.sqrt(10), rel=1e-5)
     found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, delta=1e-5).epsilon
     # With probability 7.8e-5 > δ at least eight rounds are drawn, and each then loses about 1/(2σ²).

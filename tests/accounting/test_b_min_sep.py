@@ -15,12 +15,12 @@ from fedcgd.accounting.accountant import silent
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
+from fedcgd.accounting.b_min_sep.tuples import matchings
 from fedcgd.accounting.coverage import NegativeEntryError
 from fedcgd.accounting.random_participation import overlaps, remove, search
 from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.random_participation.columns import BandedColumns, Columns, columns_of
 from fedcgd.accounting.random_participation.remove import RemoveSampler
-from fedcgd.accounting.random_participation.tuples import matchings
 from fedcgd.mechanisms import (
     BISR,
     BSR,
@@ -213,7 +213,7 @@ def test_small_cases_by_quadrature(mechanism, n: int, b: int, sigma: float, warm
     larger = max(removing, adding)
     found = compute_delta(mechanism, b_min_sep(n, b, 0.3, warm_start=warm), noise_multiplier=sigma, epsilon=0.7)
     assert larger <= found.delta <= larger * 1.12
-    assert found.failure_probability == 1e-12
+    assert found.proof.failure_probability == 1e-12
     columns, law = columns_of(mechanism, n, b, n), BMinSepLaw(n, b, 0.3, warm)
     likelihood = BMinSepLikelihood.from_columns(columns, law, sigma)
     sampler = RemoveSampler.from_law(columns, law, likelihood, sigma, 0.7)
@@ -587,7 +587,7 @@ def test_runs_too_long_for_draws_get_the_bound_without_them() -> None:
     participation = b_min_sep(200_000, 2_000, 0.1)
     found = compute_delta(DPSGD(), participation, noise_multiplier=20.0, epsilon=1.0)
     known = Participation(rounds=200_000, min_separation=2_000)
-    assert found.failure_probability == 0
+    assert found.proof.failure_probability == 0
     assert 0 < found.delta <= compute_delta(DPSGD(), known, noise_multiplier=20.0, epsilon=1.0).delta * (1 + 1e-9)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
+from fedcgd.accounting.guarantee import Bound, Proof
 from fedcgd.accounting.random_participation import search
 from fedcgd.accounting.random_participation.remove import RemoveSampler
 from fedcgd.accounting.random_participation.search import Problem
@@ -118,7 +118,7 @@ def test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say() -> None:
 def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float) -> None:
     """Two bins of overlap 0.6, by quadrature; the last is below 10⁻²⁰."""
     problem = Problem(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
-    known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), "known rounds")
+    known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), Proof("known rounds"))
     found = search.delta(problem, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
     assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= known.value
 

@@ -80,7 +80,7 @@ def test_balls_in_bins_without_overlap_is_a_single_choice() -> None:
         weights: dict[tuple[int, ...], float] = dict.fromkeys(law, 1 / 3)
         truth = max(deltas(np.eye(released), weights, 1.2, 0.4, points)) if released < 6 else 0.0
         found = compute_delta(DPSGD(), run, noise_multiplier=1.2, epsilon=0.4, released=released)
-        assert found.failure_probability == 0
+        assert found.proof.failure_probability == 0
         assert truth * (1 - 2e-3) <= found.delta
         assert released == 6 or found.delta <= truth * 1.01
 
@@ -106,8 +106,8 @@ def test_the_norm_is_at_least_that_of_the_matrix_and_hardly_more(mechanism, roun
 def test_amplification_stays_at_small_delta_and_the_method_says_how(mechanism, rate, epsilon, delta, most) -> None:
     found = calibrate(mechanism, coins(100, 4, rate, warm=True), epsilon=epsilon, delta=delta)
     assert found.noise_multiplier < most
-    assert found.failure_probability == 0
-    assert "same coins" in found.method
+    assert found.proof.failure_probability == 0
+    assert "same coins" in found.proof.method
     known = calibrate(mechanism, Participation(rounds=100, min_separation=4), epsilon=epsilon, delta=delta)
     assert found.noise_multiplier < 0.5 * known.noise_multiplier
 
@@ -126,7 +126,7 @@ def test_nothing_is_gained_where_everybody_is_always_there_and_the_method_says_s
     known = compute_delta(BSR(2), Participation(rounds=6, min_separation=2), noise_multiplier=3.0, epsilon=1.0)
     assert found.delta <= known.delta
     if found.delta == known.delta:
-        assert found.method == WITHOUT_AMPLIFICATION
+        assert found.proof.method == WITHOUT_AMPLIFICATION
 
 
 def test_joint_epsilon_uses_the_bound_without_draws_where_that_is_the_least() -> None:
@@ -136,7 +136,7 @@ def test_joint_epsilon_uses_the_bound_without_draws_where_that_is_the_least() ->
     joint = compose([past, past], delta=1e-9)
     longer = Participation(rounds=200, sampling="poisson", sampling_rate=0.01)
     one = accountant(DPSGD(), longer).epsilon(noise_multiplier=2.2, delta=1e-9).epsilon
-    assert joint.failure_probability == 0
+    assert joint.proof.failure_probability == 0
     assert joint.epsilon == pytest.approx(one, rel=1e-3)
 
 

@@ -115,7 +115,7 @@ def test_two_sampled_rounds_by_quadrature(q, sigma, epsilon) -> None:
     exact = two_rounds(epsilon, q, sigma)
     found = compute_delta(DPSGD(), run, noise_multiplier=sigma, epsilon=epsilon)
     assert exact <= found.delta <= exact * 1.01
-    assert found.method == METHOD
+    assert found.proof.method == METHOD
     if exact < 1e-3:
         back = compute_epsilon(DPSGD(), run, noise_multiplier=sigma, delta=found.delta).epsilon
         assert back <= epsilon * 1.001
@@ -130,7 +130,7 @@ def test_amplification_is_not_lost_at_small_delta(delta, least, most) -> None:
     run = Participation(rounds=100_000, sampling="poisson", sampling_rate=0.001)
     found = compute_epsilon(DPSGD(), run, noise_multiplier=1.0, delta=delta)
     assert least < found.epsilon < most
-    assert found.method == METHOD
+    assert found.proof.method == METHOD
     sigma = calibrate(DPSGD(), run, epsilon=found.epsilon, delta=delta).noise_multiplier
     assert sigma == pytest.approx(1.0, rel=1e-3)
 
@@ -146,7 +146,7 @@ def test_a_million_rounds_are_near_their_limit() -> None:
 def test_where_amplification_is_left_out_the_method_says_so() -> None:
     run = Participation(rounds=10, sampling="poisson", sampling_rate=0.1)
     lost = compute_epsilon(DPSGD(), run, noise_multiplier=1e-4, delta=1e-5)
-    assert lost.method == WITHOUT_AMPLIFICATION
+    assert lost.proof.method == WITHOUT_AMPLIFICATION
     assert lost.epsilon == gaussian.epsilon(sigma=1e-4 / math.sqrt(10), delta=1e-5)
 
 

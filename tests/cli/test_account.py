@@ -151,11 +151,6 @@ def test_the_reasons_of_a_delta_that_was_asked_for_are_of_that_delta() -> None:
     assert steps["noise"] == 3
 
 
-def test_the_trade_off_is_drawn(tmp_path: Path) -> None:
-    run("account", *EXPLAINED, *BUDGET, "--plot", tmp_path / "f.png")
-    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-
 @pytest.mark.parametrize(
     ("words", "remarked"),
     [(["--epsilon", "0.01"], "Note"), (["--epsilon", "20"], "Note"), (["--delta", "0.1"], "Warning"), ([], "")],

@@ -12,10 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from fedcgd.accounting.accountant import Bound, Progress, silent
+from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.confidence import radius, stake, upper_bound
 from fedcgd.accounting.effort import EFFORT
-from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.accounting.guarantee import LEAST_DELTA, Bound, Proof
 from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.random_participation.law import Columns, Law, Likelihood
 from fedcgd.accounting.random_participation.remove import RemoveSampler
@@ -235,7 +235,7 @@ def _least(
         progress(_confirming(x))
         found = pilot.confirm(goal, seed, attempt)
         if found <= goal:
-            return Bound(x, method, failure_probability=risk)
+            return Bound(x, Proof(method, failure_probability=risk))
         x *= max(_SEARCH.tries[1], math.exp(math.log(found / goal) / slope) * 1.0005)
         pilot = at(x).pilot(seed, failure, pilot)
     return most
@@ -262,7 +262,7 @@ def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progre
     failure = failure_probability(max(first.mean, LEAST_DELTA))
     progress(f"δ about {first.mean:.3g}: to be confirmed")
     found = replace(first, failure=failure).confirm(math.inf, seed, 0) + failure
-    return Bound(found, problem.law.method, failure_probability=failure) if found < most.value else most
+    return Bound(found, Proof(problem.law.method, failure_probability=failure)) if found < most.value else most
 
 
 def _confirming(x: float) -> str:
