@@ -24,7 +24,7 @@ class AttackerAccuracy:
 
 
 def attacker_accuracy(
-    accountant: Accountant, *, noise_multiplier: float, released: int | None = None, progress: Progress = silent
+    accountant: Accountant, *, noise_multiplier: float, progress: Progress = silent
 ) -> AttackerAccuracy:
     """(1 + δ(0))/2, where δ(0) is δ at ε = 0: the total variation distance between what is released with and without the user.
 
@@ -35,14 +35,13 @@ def attacker_accuracy(
     Args:
         accountant: of the run.
         noise_multiplier: σ, positive.
-        released: only the first so many rounds (None: all).
         progress: is told what is calculated.
 
     Raises:
         ValueError: for σ out of range, and mechanisms that the sampling is not accounted for.
     """
     progress("the best attacker")
-    at_zero = accountant.delta(noise_multiplier=noise_multiplier, epsilon=0.0, released=released)
+    at_zero = accountant.delta(noise_multiplier=noise_multiplier, epsilon=0.0)
     mu = None
     if not accountant.participation.is_secret and at_zero.proof.sensitivity is not None:
         mu = at_zero.proof.sensitivity / noise_multiplier

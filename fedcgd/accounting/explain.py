@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.coverage import column_norm, most_bands
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -119,21 +118,18 @@ def _mechanism(mechanism: Mechanism, rounds: int, rho: float) -> Step:
     parameters = [f"{name} = {value}" for name, value in description.items() if name not in ("name", "normalize")]
     name = mechanism.name + (f" ({', '.join(parameters)})" if parameters else "")
     columns = " with columns of norm 1" if isinstance(mechanism, Normalized) else ""
+    damping = (
+        f" C was optimised without a sampling, and its coefficients c_t are multiplied by ρ^t, ρ = {rho:.4g}: under this "
+        "sampling less correlation has less error. All that follows is about this C."
+        if rho != 1
+        else ""
+    )
     terms = max(len(mechanism.inverse_row(t, rounds)) for t in {0, rounds - 1})
     return Step(
         "mechanism",
         f"{name}{columns}: round t releases x̂_t = x_t + ζσ·(C⁻¹Z)_t, the sum of the clipped updates and up to {terms} "
         "of the noise vectors Z of this and earlier rounds. All releases together are a function of CX + ζσZ: as "
-        f"private as that one Gaussian mechanism, also when updates depend on earlier releases.{_damping(rho)}",
-    )
-
-
-def _damping(rho: float) -> str:
-    if rho == 1:
-        return ""
-    return (
-        f" C was optimised without a sampling, and its coefficients c_t are multiplied by ρ^t, ρ = {rho:.4g}: under this "
-        "sampling less correlation has less error. All that follows is about this C."
+        f"private as that one Gaussian mechanism, also when updates depend on earlier releases.{damping}",
     )
 
 
@@ -158,12 +154,9 @@ def _sensitivity(mechanism: Mechanism, participation: Participation) -> Step:
 
 def _rounds(pattern: tuple[int, ...]) -> str:
     """Rounds, which are counted from 0, as people count them: "rounds 1 and 5"."""
-    numbers = [str(t + 1) for t in pattern]
-    if len(numbers) == 1:
-        return f"round {numbers[0]}"
-    if len(numbers) > EFFORT.answers.named_rounds:
-        return f"rounds {', '.join(numbers[:4])}, … and {numbers[-1]}"
-    return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
+    *others, last = [str(t + 1) for t in pattern]
+    named = [*others[:4], "…"] if len(others) > 5 else others
+    return f"rounds {', '.join(named)} and {last}" if others else f"round {last}"
 
 
 def _confidence(guarantee: Guarantee) -> Step:

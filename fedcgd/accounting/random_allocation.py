@@ -25,7 +25,7 @@ METHOD = "privacy loss distribution of one secret round in each epoch, on a grid
 
 @dataclass(frozen=True)
 class RandomAllocationAccountant(SampledAccountant):
-    """Runs in which each user takes part in one fresh, secret round of each epoch: C with one band, or C ≥ 0 with as many as fit."""
+    """Runs in which each user takes part in one fresh, secret round of each epoch, of C with one band, or C ≥ 0 with a few."""
 
     def check(self) -> None:
         self.laws(self.participation.rounds)

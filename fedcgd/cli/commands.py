@@ -153,8 +153,8 @@ class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
         mechanism: NAME, NAME:VALUE, …, all also with :normalized behind it; repeat it. Default: the rows of Table 4, or with
             --curvature one or two of each kind.
         objective: By what λ of lambda-cgd is chosen where it is left out; repeat it to compare. rmse and max-se ignore the
-            sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ), and excess on λ/(1 − λ). Default:
-            excess, or the loss on --curvature.
+            sampling; amplified-rmse counts it in, and excess is a third of that on λ/(1 − λ). Default: excess, or the loss on
+            --curvature.
         plot: Also draw the RMSE of each as a bar into this PNG, SVG or PDF file; with --curvature the loss.
     """
 

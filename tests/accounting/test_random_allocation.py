@@ -5,21 +5,17 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from oracles_b_min_sep import deltas
 from oracles_random_allocation import by_draws, patterns
 from scipy.stats import lognorm
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import BSR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation, Plan
+from fedcgd import BSR, DPSGD, LambdaCGD, Normalized, Participation
 from fedcgd.accounting import accountant, gaussian
 from fedcgd.accounting.log_normal_means import log_normal_mean
 from fedcgd.accounting.losses import Composition
-from fedcgd.accounting.sampled import OneOf, Sampled
+from fedcgd.accounting.sampled import OneOf
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import BandedToeplitz, Mechanism, matrix
-from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.participation.cohorts import cohort, rounds_of
 from fedcgd.participation.history import History
@@ -153,15 +149,6 @@ def test_a_tiny_delta_is_found_where_losses_beyond_the_grid_would_be_larger() ->
     assert found < gaussian.delta(epsilon=20.0, sigma=1 / math.sqrt(2)) / 20  # (1/5)², about
 
 
-def test_the_distribution_for_several_runs_is_that_of_one_run_twice() -> None:
-    run = accountant(DPSGD(), epochs(2, 10))
-    found, failure = run.releases(1.0, 20, 1e-5)
-    assert failure == 0.0
-    twice = Sampled(found.releases * 2, "").epsilon(1.0, 1e-5, math.inf)
-    once = accountant(DPSGD(), epochs(4, 10)).epsilon(noise_multiplier=1.0, delta=1e-5).epsilon
-    assert once * (1 - 1e-4) <= twice <= once * 1.005
-
-
 @pytest.mark.parametrize(
     ("mechanism", "message"),
     [
@@ -207,12 +194,6 @@ def test_unit_columns_have_one_band_too() -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [{}, {"max_participations": 5}, {"max_participations": 3, "min_separation": 2}])
-def test_epochs_are_whole(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"max_participations|min_separation"):
-        Participation(rounds=12, sampling="random-allocation", **wrong)
-
-
 def test_each_user_draws_one_round_of_each_epoch_anew() -> None:
     run, key = epochs(3, 4), b"k" * 32
     users = [str(i) for i in range(4000)]
@@ -226,25 +207,3 @@ def test_each_user_draws_one_round_of_each_epoch_anew() -> None:
         chosen = cohort(run, t, users[:500], history, cohort_size=1000, key=key)
         assert chosen == sorted(user for user, rounds in zip(users[:500], drawn[:500], strict=True) if t in rounds)
         history = history.with_round(t, chosen)
-
-
-def batches(plan: Plan, examples: int, steps: int) -> list[np.ndarray]:
-    model = nn.Linear(2, 2)
-    data = TensorDataset(torch.zeros(examples, 2), torch.zeros(examples, dtype=torch.long))
-    _, _, loader = CorrelatedPrivacyEngine(NoiseKey(bytes(range(32)))).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        data_loader=DataLoader(data, batch_size=examples // steps),
-        plan=plan,
-    )
-    return [loader.batch_sampler.rows(t) for t in range(plan.participation.rounds)]
-
-
-def test_batches_of_opacus_have_each_example_once_in_each_epoch() -> None:
-    plan = Plan(mechanism=BSR(2), participation=epochs(2, 5), clip_norm=1.0, noise_multiplier=2.0, delta=1e-6)
-    found = batches(plan, 100, 5)
-    for epoch in (found[:5], found[5:]):
-        assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(100))
-    assert not all(np.array_equal(a, b) for a, b in zip(found[:5], found[5:], strict=True))
-    with pytest.raises(ValueError, match="max_participations=5"):
-        batches(plan, 100, 2)

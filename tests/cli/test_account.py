@@ -72,7 +72,9 @@ def test_a_bound_on_the_sensitivity_is_called_one() -> None:
     found = figures("account", *words)
     participation = Participation(rounds=40, min_separation=4)
     mechanism = accounting.selection.select_mechanism("band-inv-mf:8", participation, epsilon=2, delta=1e-5)
-    assert accounting.calibrate(mechanism, participation, epsilon=2, delta=1e-5).exact is found["sensitivity_exact"]
+    assert (
+        accounting.calibrate(mechanism, participation, epsilon=2, delta=1e-5).proof.exact is found["sensitivity_exact"]
+    )
     assert not found["sensitivity_exact"]
     for command in ("account", "compare"):
         assert f"≤ {found['sensitivity']:.6g}" in shown(run(command, *words))

@@ -247,7 +247,7 @@ def test_the_page_has_the_clip_norm_and_the_evaluations(path, tmp_path):
         )
         assert re.findall(r"<td class=number>([0-9.]+)</td>", table)[1::2] == values.split()
     own = PLAN.guarantee()
-    assert own.method in page.text
+    assert own.proof.method in page.text
     assert "≤ 7.13" in page.text
     assert "secret-" not in output.read_text()
 

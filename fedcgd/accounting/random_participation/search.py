@@ -232,7 +232,8 @@ def _least(
     for attempt in range(_SEARCH.tries[0]):
         if x >= highest or pilot is None:
             break
-        progress(_confirming(x))
+        # A confirmation takes a third of the time, about.
+        progress(f"{x:.6g}, to be confirmed, {_SEARCH.steps[1] - 3} of about {_SEARCH.steps[1]}")
         found = pilot.confirm(goal, seed, attempt)
         if found <= goal:
             return Bound(x, Proof(method, failure_probability=risk))
@@ -244,11 +245,8 @@ def _least(
 def propose(problem: Problem, highest: float, *, epsilon: float, delta: float) -> float:
     """About the σ that `calibrate` returns, unconfirmed; by the same random numbers for every question."""
     failure = failure_probability(delta)
-
-    def at(sigma: float) -> Candidate:
-        return problem.at(sigma, epsilon)
-
-    return _proposed(at, highest, delta - failure, 0, failure / 2 / _SEARCH.tries[0], silent)[0]
+    each = failure / 2 / _SEARCH.tries[0]
+    return _proposed(lambda sigma: problem.at(sigma, epsilon), highest, delta - failure, 0, each, silent)[0]
 
 
 def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
@@ -263,10 +261,6 @@ def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progre
     progress(f"δ about {first.mean:.3g}: to be confirmed")
     found = replace(first, failure=failure).confirm(math.inf, seed, 0) + failure
     return Bound(found, Proof(problem.law.method, failure_probability=failure)) if found < most.value else most
-
-
-def _confirming(x: float) -> str:
-    return f"{x:.6g}, to be confirmed, {_SEARCH.steps[1] - 3} of about {_SEARCH.steps[1]}"  # it takes a third of the time, about
 
 
 def _proposed(
