@@ -9,7 +9,7 @@ from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant
-from fedcgd.mechanisms import Mechanism, bandwidth
+from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
 from fedcgd.participation import Participation
 from fedcgd.participation.samplings import Law
@@ -43,7 +43,7 @@ def accountant(mechanism: Mechanism, participation: Participation) -> Accountant
 
 
 def _one_of_each_epoch(mechanism: Mechanism, participation: Participation) -> Accountant:
-    one = bandwidth(mechanism, participation.rounds) == 1
+    one = mechanism.bandwidth(participation.rounds) == 1
     return OneBandAccountant(mechanism, participation) if one else BandsAccountant(mechanism, participation)
 
 

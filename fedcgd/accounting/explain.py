@@ -6,7 +6,7 @@ from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.coverage import most_bands
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
+from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
@@ -136,7 +136,7 @@ def _damping(rho: float) -> str:
 def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> Step:
     if most_bands(participation) is not None:
         reach = guarantee.sensitivity
-        may_overlap = bandwidth(mechanism, participation.rounds) > participation.min_separation
+        may_overlap = mechanism.bandwidth(participation.rounds) > participation.min_separation
         return Step(
             "sensitivity",
             f"One participation moves CX by at most {'‖C[:, t]‖' if reach is None else f'{reach:.6g}'}·ζ, the largest norm "

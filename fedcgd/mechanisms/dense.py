@@ -25,9 +25,7 @@ class Diagonal(Mechanism):
     [0.5, 1.0]
     """
 
-    @property
-    def name(self) -> str:
-        return "diagonal"
+    name = "diagonal"
 
     def bandwidth(self, rounds: int) -> int:
         return 1
@@ -43,7 +41,7 @@ class Diagonal(Mechanism):
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Mechanism):
     """A C given by its p bands, only for the n rounds it was made for.
 
     Args:
@@ -110,8 +108,6 @@ class Dense:
 
     def inverse_bandwidth(self, rounds: int) -> int:
         return rounds
-
-    inverse_diagonal = Mechanism.inverse_diagonal
 
     def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         self._check(rounds)

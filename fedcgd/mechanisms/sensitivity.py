@@ -9,12 +9,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from fedcgd.mechanisms.adjoint import TERMS_SUMMED
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
-from fedcgd.mechanisms.mechanism import DENSE_LIMIT, Matrix, Mechanism, Toeplitz, Vector, bandwidth
+from fedcgd.mechanisms.mechanism import DENSE_LIMIT, Matrix, Mechanism, Vector
 from fedcgd.mechanisms.normalized import Normalized
+from fedcgd.mechanisms.toeplitz import Toeplitz, convolved, divided, padded
 from fedcgd.mechanisms.worst_patterns import (
     Pattern,
     best_banded,
@@ -76,7 +76,7 @@ def sensitivity(mechanism: Mechanism, participation: Participation, *, released:
     if isinstance(mechanism, Toeplitz):
         return _toeplitz(mechanism, n, rows, k, b)
     if type(mechanism) is Normalized:  # what a subclass overrides is not in these formulas
-        p = bandwidth(mechanism, n)
+        p = mechanism.bandwidth(n)
         if p <= b and (k - 1) * b + p <= rows:
             return Sensitivity(
                 math.sqrt(k), True, "unit columns that do not overlap within b rounds: √k", leftmost(k, b)
@@ -99,9 +99,7 @@ def sum_of_leftmost(coefficients: Vector, k: int, b: int) -> Vector:
         Shape (n,).
     """
     n = len(coefficients)
-    padded = np.zeros(-(-n // b) * b)
-    padded[:n] = coefficients
-    total = np.cumsum(padded.reshape(-1, b), axis=0)
+    total = np.cumsum(padded(coefficients, -(-n // b) * b).reshape(-1, b), axis=0)
     if k < len(total):
         total[k:] -= total[:-k].copy()
     result: Vector = total.reshape(-1)[:n]
@@ -135,7 +133,7 @@ def _toeplitz(mechanism: Toeplitz, n: int, rows: int, k: int, b: int) -> Sensiti
 
 
 def _any(mechanism: Mechanism, n: int, rows: int, k: int, b: int) -> Sensitivity:
-    p = bandwidth(mechanism, n)
+    p = mechanism.bandwidth(n)
     if p <= b:
         return _orthogonal(_band_gram(mechanism, n, rows, 1, p)[:, 0], k, b)
     if p < n and rows * k * window_states(p, b, _PROGRAM_STEPS) <= _PROGRAM_STEPS:
@@ -214,17 +212,14 @@ def _sum_of_columns(mechanism: Mechanism, n: int, rows: int, pattern: Pattern) -
 
 
 def _times(mechanism: Toeplitz, n: int, weights: Vector) -> Vector:
-    """The first rows of C for n rounds, times `weights` of as many: O(n) for few bands of C or C⁻¹, else O(n log n)."""
+    """The first rows of C for n rounds, times `weights` of as many: O(n) for few bands of C⁻¹, else O(n log n) at most."""
     rows = len(weights)
     inverse, c = mechanism.inverse_coefficients(n), mechanism.coefficients(n)[:rows]
     if len(inverse) <= TERMS_SUMMED:
-        return np.asarray(scipy.signal.lfilter([1.0], inverse, weights))
-    bands = int(np.flatnonzero(c)[-1]) + 1
-    if bands <= TERMS_SUMMED:
-        return np.asarray(scipy.signal.lfilter(c[:bands], [1.0], weights))
+        return divided(inverse, weights)
     used = np.flatnonzero(weights)
     if len(used) * rows > _LAG_STEPS:
-        return np.asarray(scipy.signal.fftconvolve(c, weights)[:rows])
+        return convolved(c, weights)
     total = np.zeros(rows)
     for j in used:
         total[j:] += weights[j] * c[: rows - j]

@@ -35,7 +35,7 @@ from fedcgd.mechanisms import (
     SquareRootToeplitz,
     Toeplitz,
 )
-from fedcgd.mechanisms.mechanism import Matrix, bandwidth
+from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.native.threads import one_thread
@@ -267,7 +267,7 @@ def mechanism(
         participation = Participation(rounds=participation.rounds, min_separation=participation.spacing)
     row, optimise = asked.row, asked.row.optimise
     if asked.made is not None:
-        bandwidth(asked.made, participation.rounds)  # refuses another number of rounds than a matrix was made for
+        asked.made.bandwidth(participation.rounds)  # refuses another number of rounds than a matrix was made for
         return asked.made
     if asked.normalized and row.cls is Dense:
         raise _no_normalisation(row.name)

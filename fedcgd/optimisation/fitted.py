@@ -13,8 +13,8 @@ import numpy as np
 import scipy
 
 from fedcgd.mechanisms import LambdaCGD, Normalized, NuDPFTRL
-from fedcgd.mechanisms.mechanism import Toeplitz
 from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.toeplitz import Toeplitz
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.effort import EFFORT
 from fedcgd.participation import Participation

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedcgd.mechanisms.adjoint import transposed_inverse
-from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector
+from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
 from fedcgd.mechanisms.streaming import inverse_rows
+from fedcgd.mechanisms.toeplitz import Toeplitz
 from fedcgd.quadratic.factor import thin_factor
 from fedcgd.quadratic.problem import Quadratic
 

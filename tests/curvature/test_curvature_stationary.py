@@ -30,7 +30,7 @@ from fedcgd.mechanisms import (
     Normalized,
     NuDPFTRL,
 )
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
+from fedcgd.mechanisms.toeplitz import Toeplitz
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss
 
@@ -136,7 +136,7 @@ def test_what_is_made_for_some_rounds_has_no_stationary_loss(mechanism) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, m in mechanism_table.ONE_OF_EACH.items() if isinstance(m, ToeplitzMechanism)]
+    "name", [name for name, m in mechanism_table.ONE_OF_EACH.items() if isinstance(m, Toeplitz)]
 )
 def test_every_series_has_its_gain(name: str) -> None:
     """∫|C|² is Σc², whose tail after 4096 coefficients is below rounding but for `toeplitz`."""

@@ -25,7 +25,6 @@ from fedcgd.mechanisms import (
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
-    bandwidth,
     inverse_matrix,
     matrix,
 )
@@ -52,7 +51,7 @@ def test_columns_can_be_had_alone_and_the_band_is_true(mechanism) -> None:
     np.testing.assert_array_equal(mechanism.columns(N, np.array([5, 0, 12])), c[:, [5, 0, 12]])
     assert np.all(np.triu(c, 1) == 0)
     assert np.all(np.diag(c) > 0)
-    p = bandwidth(mechanism, N)
+    p = mechanism.bandwidth(N)
     assert np.all(np.tril(c, -p) == 0)
     if p < N:
         assert np.any(np.diag(c, 1 - p))

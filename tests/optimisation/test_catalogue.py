@@ -23,16 +23,14 @@ from fedcgd.plan import Plan
 TOY = """
 from dataclasses import dataclass
 import numpy as np
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
+from fedcgd.mechanisms.toeplitz import Toeplitz
 from fedcgd.optimisation.catalogue import TABLE, Parameter, Row
 
 @dataclass(frozen=True)
-class Echo(ToeplitzMechanism):
+class Echo(Toeplitz):
     strength: float
 
-    @property
-    def name(self):
-        return "echo"
+    name = "echo"
 
     def coefficients(self, rounds):
         return np.array([1.0, self.strength] + [0.0] * rounds)[:rounds]
@@ -86,12 +84,10 @@ def test_help_lists_every_row() -> None:
 class Fading(BandedInverseMechanism):
     """Two numbers, as CONTRIBUTING.md says how to add them."""
 
+    name = "fading"
+
     bands: int
     fade: float
-
-    @property
-    def name(self) -> str:
-        return "fading"
 
     @property
     def inverse_band(self):

@@ -15,7 +15,7 @@ import fedcgd.optimisation.banded as banded_module
 import fedcgd.optimisation.noise_curve as noise_curve_module
 import fedcgd.optimisation.toeplitz as toeplitz_module
 from fedcgd import Participation, error_norms, sensitivity
-from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwidth, matrix
+from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, matrix
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import band_mf, dense, error_and_gradient
@@ -178,7 +178,7 @@ def test_dense_is_the_best_for_one_participation() -> None:
     best = dense(once)
     for other in (band_mf(8, once), banded_toeplitz(32, once), blt(4, once)):
         assert rmse(best, once) < rmse(other, once)
-    assert bandwidth(best, 32) == 32
+    assert best.bandwidth(32) == 32
     # The lower bound of the nuclear norm, ‖A‖_*/n (Li et al., 2015), cannot be beaten.
     assert rmse(best, once) >= np.linalg.norm(np.tril(np.ones((32, 32))), "nuc") / 32
 

@@ -14,7 +14,6 @@ from fedcgd.accounting.random_participation import SecretRoundsAccountant
 from fedcgd.accounting.random_participation.columns import Columns, columns_of
 from fedcgd.accounting.random_participation.search import Problem
 from fedcgd.accounting.sampled import Sampled
-from fedcgd.mechanisms import bandwidth
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class BandsAccountant(SecretRoundsAccountant):
 
     def _columns(self, released: int) -> Columns:
         length, rounds = self.participation.spacing, self.participation.rounds
-        bands = bandwidth(self.mechanism, rounds)
+        bands = self.mechanism.bandwidth(rounds)
         if bands > length:
             raise too_wide(self.mechanism, self.participation, bands)
         return columns_of(self.mechanism, rounds, length, released)
