@@ -19,7 +19,6 @@ from fedcgd.quadratic import Quadratic
 _OCTAVES = 60  # panels halve towards 0 and π this often, so that a peak of any width there is resolved
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _CONVERGED = 1e-10  # relative change of an integral when the panels are halved
-_CHUNK_ENTRIES = 2**22
 
 
 def stationary_loss(mechanism: Mechanism, quadratic: Quadratic, *, stddev: float = 1.0) -> float:
@@ -93,15 +92,10 @@ def _check_curved(quadratic: Quadratic) -> None:
 
 def _response(quadratic: Quadratic, frequencies: Vector) -> Vector:
     """R(ω) = Σ_i μ_i·η²/(2|1 − a_i·e^{iω}|²)."""
-    a, values, counts = quadratic.contractions()
-    rate = quadratic.learning_rate
-    sines = _sines(frequencies)
-    total = np.zeros(len(frequencies))
-    step = max(1, _CHUNK_ENTRIES // len(frequencies))
-    for start in range(0, len(a), step):
-        part = slice(start, start + step)
-        distance = (rate * values[part, None]) ** 2 + 4 * a[part, None] * sines
-        total += (counts[part] * values[part]) @ (1 / distance)
+    rate, total = quadratic.learning_rate, np.zeros(len(frequencies))
+    for a, values, counts in quadratic.contractions_in_parts(len(frequencies)):
+        distance = (rate * values[:, None]) ** 2 + 4 * a[:, None] * _sines(frequencies)
+        total += (counts * values) @ (1 / distance)
     return rate**2 / 2 * total
 
 

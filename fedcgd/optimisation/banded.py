@@ -15,7 +15,6 @@ from fedcgd.mechanisms.dense import transposed_bands
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
-from fedcgd.optimisation import Progress
 from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
@@ -29,7 +28,6 @@ def band_mf(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
-    progress: Progress | None = None,
 ) -> Dense:
     """The p-banded C with unit columns of least RMSE for participations at least p apart, by L-BFGS from BSR's columns.
 
@@ -38,7 +36,7 @@ def band_mf(
     """
     _check_error("band-mf", error)
     check_bandwidth("band-mf", bandwidth, participation)
-    return _optimise("band-mf", bandwidth, participation.rounds, workload, progress)
+    return _optimise("band-mf", bandwidth, participation.rounds, workload)
 
 
 def dense(
@@ -46,7 +44,6 @@ def dense(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
-    progress: Progress | None = None,
 ) -> Dense:
     """The lower-triangular C with unit columns of least RMSE (Denisov et al., 2022): all diagonals for one participation.
 
@@ -58,7 +55,7 @@ def dense(
     if n > 2048:
         raise ValueError(f"dense is limited to 2048 rounds, got {n}; band-mf and banded-toeplitz go further")
     bands = n if participation.participations == 1 else participation.min_separation
-    return _optimise("dense", bands, n, workload, progress)
+    return _optimise("dense", bands, n, workload)
 
 
 def _check_error(name: str, error: Objective) -> None:
@@ -103,7 +100,7 @@ def unit_columns(name: str, rounds: int, bandwidth: int) -> tuple[Callable[[Vect
     return band, np.tile(np.concatenate([[0.0], power_coefficients(p, -0.5)[1:]]), (n, 1)).reshape(-1)
 
 
-def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Dense:
+def _optimise(name: str, p: int, n: int, workload: Workload) -> Dense:
     band, start = unit_columns(name, n, p)
 
     def objective(x: Vector) -> tuple[float, Vector]:
@@ -111,7 +108,7 @@ def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress 
         value, gradient = error_and_gradient(entries, workload)
         return math.log(value), back(gradient / value)
 
-    x, _ = minimise(objective, start, tolerance=1e-10, progress=progress)
+    x, _ = minimise(objective, start, tolerance=1e-10)
     return Dense(name, band(x)[0])
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import Field, asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import partial
@@ -39,7 +40,7 @@ from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.native.threads import one_thread
-from fedcgd.optimisation import Progress, banded, fitted, toeplitz
+from fedcgd.optimisation import PROGRESS, Progress, banded, fitted, toeplitz
 from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.participation import Participation
@@ -87,8 +88,8 @@ class Row:
     """A mechanism of the table: its name, its class, a line of help, and the numbers it takes, in the order of its spelling.
 
     Without `optimise` the numbers make the mechanism: `cls(0.9)`, `cls(3, 0.7)`. With it, the mechanism is found for a run:
-    `optimise(*numbers, participation, error=…, workload=…, progress=…)`. Where a curvature is known the mechanism is found for it
-    by `fit(*numbers, participation, quadratic=…, progress=…)`, with `normalized=True` for the best of those whose normalised form
+    `optimise(*numbers, participation, error=…, workload=…)`. Where a curvature is known the mechanism is found for it by
+    `fit(*numbers, participation, quadratic=…)`, with `normalized=True` for the best of those whose normalised form
     is used; one number alone that is no count (λ, ν) is what is found then, if it is left open.
     """
 
@@ -295,19 +296,20 @@ def mechanism(
         request["spectrum"], request["learning_rate"] = curvature.spectrum.digest, curvature.learning_rate
         options: dict[str, Any] = {"normalized": True} if asked.normalized else {}
         request |= options
-        make: Callable[[], Mechanism] = partial(
-            fit, *asked.values, participation, quadratic=curvature, progress=progress, **options
-        )
+        make: Callable[[], Mechanism] = partial(fit, *asked.values, participation, quadratic=curvature, **options)
     elif optimise:
         request["error"], request["workload"] = error, asdict(workload)
-        make = partial(optimise, *asked.values, participation, error=error, workload=workload, progress=progress)
+        make = partial(optimise, *asked.values, participation, error=error, workload=workload)
     else:
         made: Mechanism = row.cls(*asked.values)
         return _normalized(made) if asked.normalized else made
     description = cache.load(request)
     if description is None:
+        context = copy_context()
+        if progress is not None:
+            context.run(PROGRESS.set, progress)
         with one_thread():
-            description = describe(make())
+            description = describe(context.run(make))
         cache.store(request, description)
     found = from_description(description)
     return _normalized(found) if asked.normalized else found

@@ -9,7 +9,6 @@ import scipy
 from fedcgd.mechanisms import Dense
 from fedcgd.mechanisms.dense import solve_transposed
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-from fedcgd.optimisation import Progress
 from fedcgd.optimisation.banded import check_bandwidth, unit_columns
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
@@ -32,7 +31,6 @@ def noise_curve(
     *,
     quadratic: Quadratic,
     barrier: float = BARRIER,
-    progress: Progress | None = None,
 ) -> Dense:
     """The p-banded C with unit columns of least `final_loss` and `barrier` for participations at least p apart, by L-BFGS.
 
@@ -45,7 +43,6 @@ def noise_curve(
         participation: (n, k, b); its sampling does not count.
         quadratic: what is descended on, and how.
         barrier: the weight of −log det(CᵀC)/n beside the loss.
-        progress: is called with how far the search is: iterations, and the objective.
 
     Raises:
         ValueError: for a larger bandwidth.
@@ -65,7 +62,7 @@ def noise_curve(
         gradient[:, 0] -= barrier * 2 / (n * entries[:, 0])
         return error / unit - barrier * 2 * float(np.log(entries[:, 0]).mean()), back(gradient)
 
-    x, _ = minimise(objective, start, tolerance=1e-6, history=60, progress=progress)
+    x, _ = minimise(objective, start, tolerance=1e-6, history=60)
     return Dense("noise-curve", band(x)[0])
 
 

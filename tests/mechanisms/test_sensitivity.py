@@ -28,7 +28,7 @@ from fedcgd.mechanisms import (
 )
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT
 from fedcgd.mechanisms.sensitivity import _gram, _sum_of_columns, sensitivity
-from fedcgd.mechanisms.worst_patterns import best_banded, best_separated, gram_bound, lag_bound, normalized_bound
+from fedcgd.mechanisms.worst_patterns import best_separated, gram_bound, lag_bound, normalized_bound
 from fedcgd.participation import Participation
 
 MONOTONE = [
@@ -163,7 +163,7 @@ def test_negative_gram_entries_count_by_size() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 @settings(derandomize=True, max_examples=150, deadline=None)
-def test_banded_matrices_by_dynamic_programming_are_exact(seed, n, p, k, b) -> None:
+def test_bands_that_overlap_are_bounded_and_others_exact(seed, n, p, k, b) -> None:
     b, p = min(b, n), min(p, n)
     k = min(k, -(-n // b))
     generator = np.random.default_rng(seed)
@@ -175,8 +175,8 @@ def test_banded_matrices_by_dynamic_programming_are_exact(seed, n, p, k, b) -> N
     for rows in (n, released):
         found = sensitivity(mechanism, plan(n, k, b), released=rows)
         truth = oracle.sensitivity(matrix(mechanism, n), k, b, rows)
-        assert found.value == pytest.approx(truth, rel=1e-9) if p < n else found.value >= truth - 1e-12
-        assert found.exact or p == n
+        assert truth * (1 - 1e-12) <= found.value <= truth * (1 + 1e-9 if found.exact else 1.3)
+        assert found.exact or p > b
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4))
@@ -197,12 +197,6 @@ def test_bounds_for_any_series_and_any_matrix(seed, n, k, b) -> None:
     found, pattern = best_separated(values, k, b)
     assert found == pytest.approx(max(values[list(p)].sum() for p in oracle.patterns(n, k, b)))
     assert found == pytest.approx(values[list(pattern)].sum())
-
-
-def test_dynamic_program_and_separated_choice_agree() -> None:
-    values = np.array([3.0, 5, 4, 1, 0, 6, 2])
-    assert best_banded(values[:, None], 2, 2) == (11.0, (1, 5))
-    assert best_separated(values, 2, 2) == (11.0, (1, 5))
 
 
 def test_closed_form_of_lambda_cgd() -> None:

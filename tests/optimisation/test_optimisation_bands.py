@@ -5,7 +5,7 @@ import pytest
 
 from fedcgd import BISR, BSR, DPSGD, Mechanism, error_norms
 from fedcgd.mechanisms.workload import Workload
-from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths, rule_of_thumb
+from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths
 
 ROUNDS = 1024
 
@@ -40,14 +40,6 @@ def test_more_budget_wants_more_bands_and_more_epochs_want_fewer() -> None:
     assert by_epochs[-1] < by_epochs[0]
 
 
-@pytest.mark.parametrize(("epochs", "epsilon"), SIGMAS)
-def test_the_rule_of_thumb_costs_little(epochs: int, epsilon: float) -> None:
-    found = choice(epochs, epsilon)
-    guess = rule_of_thumb(epsilon, rounds=ROUNDS, epochs=epochs)
-    near = min(power_bandwidths(ROUNDS, epochs), key=lambda p: abs(p - guess))
-    assert dict(found.errors)[near] < 1.1 * dict(found.errors)[found.bandwidth]
-
-
 def test_the_choice_is_the_least_error_of_all() -> None:
     found = choice(8, 2.0)
     errors = dict(found.errors)
@@ -70,20 +62,6 @@ def test_the_error_that_is_asked_for_decides() -> None:
 
 def test_ties_go_to_the_fewest_bands() -> None:
     assert best_bandwidth(lambda p: (DPSGD(), 1.0), (4, 2, 8), rounds=10).bandwidth == 2
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "rounds", "epochs", "expected"),
-    [(1, 4096, 8, 8), (2, 4096, 8, 16), (1, 4096, 64, 1), (8, 4096, 1, 512), (100, 4096, 1, 4096), (0.01, 4096, 8, 1)],
-)
-def test_rule_of_thumb(epsilon, rounds, epochs, expected) -> None:
-    assert rule_of_thumb(epsilon, rounds=rounds, epochs=epochs) == expected
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rule_without_a_budget_is_refused(epsilon: float) -> None:
-    with pytest.raises(ValueError, match=r"^epsilon"):
-        rule_of_thumb(epsilon, rounds=100, epochs=2)
 
 
 def test_nothing_to_try_is_refused() -> None:

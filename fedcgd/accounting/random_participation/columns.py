@@ -147,7 +147,9 @@ class Columns:
         if width <= EFFORT.memory.sparse:
             return np.asarray(self._matrices[transposed] @ x)
         backwards = -1 if transposed else 1
-        return np.asarray(scipy.signal.fftconvolve(x[::backwards], self._band[:, None], axes=0)[: self.rounds][::backwards])
+        return np.asarray(
+            scipy.signal.fftconvolve(x[::backwards], self._band[:, None], axes=0)[: self.rounds][::backwards]
+        )
 
     @cached_property
     def _matrices(self) -> tuple[csr_array, csr_array]:
