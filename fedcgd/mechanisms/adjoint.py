@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from fedcgd.mechanisms.dense import Dense, solve_transposed
+from fedcgd.mechanisms.dense import Dense
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism
 from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.streaming import inverse_rows
-from fedcgd.mechanisms.toeplitz import Toeplitz, convolved, divided
+from fedcgd.mechanisms.toeplitz import Toeplitz, convolved, divided, solved
 
 TERMS_SUMMED = 32  # coefficients up to which a product with a series is done term by term
 
@@ -23,7 +23,7 @@ def transposed_inverse(mechanism: Mechanism, rounds: int, v: Matrix) -> Matrix:
         return _toeplitz(mechanism, rounds, v)
     if isinstance(mechanism, Dense):
         mechanism.bandwidth(rounds)  # refuses another number of rounds than it was made for
-        return solve_transposed(mechanism.band, v)
+        return solved(mechanism.band, v, transposed=True)
     result = np.zeros_like(v)
     for t, (first, row) in enumerate(inverse_rows(mechanism, rounds)):
         result[first : t + 1] += np.outer(row, v[t])

@@ -133,9 +133,19 @@ def reciprocal(series: Vector, rounds: int) -> Vector:
 
 def divided(series: Vector, x: Matrix) -> Matrix:
     """y with Σ_l series[l]·y[t − l] = x[t], the shape of `x`, whose columns are divided each: the recurrence, in O(n·p) each."""
-    band = np.tile(series[: len(x)], (len(x), 1)).T
-    y, failed = scipy.linalg.lapack.dtbtrs(band, x.reshape(len(x), -1), uplo="L")
-    assert not failed, "the first coefficient is 0"
+    return solved(np.tile(series[: len(x)], (len(x), 1)), x)
+
+
+def solved(band: Matrix, x: Matrix, *, transposed: bool = False) -> Matrix:
+    """C⁻¹·x or C⁻ᵀ·x of the C with C[j + l, j] = band[j, l], in O(n·p) for each column; what lies outside C is not read.
+
+    Args:
+        band: shape (n, p), the first column, C's diagonal, without a 0.
+        x: shape (n,) or (n, m).
+        transposed: whether C is transposed.
+    """
+    y, failed = scipy.linalg.lapack.dtbtrs(band.T, x.reshape(len(x), -1), uplo="L", trans="T" if transposed else "N")
+    assert not failed, "C has no inverse"
     return np.asarray(y).reshape(x.shape)
 
 

@@ -12,8 +12,6 @@ from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
 from fedcgd.curvature.tail import PowerLaw, blocks, fit_power_law
 from fedcgd.quadratic import Spectrum
-from fedcgd_simulations.models.lstm import lstm
-from fedcgd_simulations.models.small_cnn import tanh_cnn
 
 
 def small(seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -82,39 +80,6 @@ def test_frozen_parameters_are_left_out_and_buffers_kept() -> None:
     full = by_autograd(module, inputs, targets)
     module[0].weight.requires_grad_(False)
     assert np.allclose(Hessian(module, per_example, inputs, targets).matrix(), full[30:, 30:], atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("make", "inputs"),
-    [
-        (tanh_cnn, torch.rand(6, 1, 28, 28)),
-        (lambda: lstm(50, classes=3, embedding=4, hidden=5), torch.randint(1, 50, (6, 7))),
-    ],
-    ids=["cnn", "lstm"],
-)
-def test_layers_of_real_models(make, inputs: torch.Tensor) -> None:
-    """The product is the slope of the gradient, by differences in float64."""
-    torch.manual_seed(0)
-    module = make().double()
-    inputs = inputs.double() if inputs.is_floating_point() else inputs
-    targets = torch.randint(0, 3, (6,))
-    hessian = Hessian(module, per_example, inputs, targets, chunk=4)
-    vector = torch.randn(hessian.dimension, dtype=torch.float64)
-
-    def gradient(step: float) -> torch.Tensor:
-        moved, at = [], 0
-        for parameter in module.parameters():
-            moved.append(parameter.data)
-            parameter.data = parameter.data + step * vector[at : at + parameter.numel()].reshape(parameter.shape)
-            at += parameter.numel()
-        mean = functional.cross_entropy(module(inputs), targets)
-        result = torch.cat([g.reshape(-1) for g in torch.autograd.grad(mean, list(module.parameters()))])
-        for parameter, old in zip(module.parameters(), moved, strict=True):
-            parameter.data = old
-        return result
-
-    slope = (gradient(1e-7) - gradient(-1e-7)) / 2e-7
-    assert torch.allclose(hessian.product(vector), slope, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from mechanism_table import MECHANISMS
 
 import fedcgd
 from fedcgd.cli import app
-from fedcgd.mechanisms import BIFR, BISR, BLT, DPSGD, BandInvMF, LambdaMuCGD, Normalized
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, power_coefficients
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import BANDS, TABLE, Parameter, Row, spelling_of
@@ -105,21 +104,6 @@ def test_a_row_with_two_numbers_is_understood_everywhere(monkeypatch: pytest.Mon
         assert spelling_of(plan.mechanism).startswith(text.removesuffix(":normalized"))
         assert Plan.calibrated(spelling_of(plan.mechanism), run, **budget) == plan
     assert Plan.calibrated("fading:3:0.5", run, **budget).mechanism == Fading(3, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "text"),
-    [
-        (DPSGD(), "dp-sgd"),
-        (Normalized(BISR(4)), "bisr:4:normalized"),
-        (BandInvMF((1.0, -0.5, -0.1)), "band-inv-mf:3"),
-        (BLT((0.1, 0.2), (0.5, 0.6)), "blt:2"),
-        (BIFR(3, 0.7), "bifr:3:0.7"),
-        (Normalized(LambdaMuCGD(0.8, -0.25)), "lambda-mu:0.8:-0.25:normalized"),
-    ],
-)
-def test_a_value_knows_its_spelling(mechanism, text: str) -> None:
-    assert spelling_of(mechanism) == text
 
 
 def test_the_docs_name_every_mechanism_as_it_is_spelled() -> None:
