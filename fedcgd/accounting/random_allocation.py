@@ -18,7 +18,6 @@ from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Bound
 from fedcgd.accounting.random_participation.columns import columns_of
 from fedcgd.accounting.sampled import OneOf, Sampled
-from fedcgd.mechanisms import bandwidth
 
 METHOD = "privacy loss distribution of one secret round in each epoch, on a grid that errs upwards"
 
@@ -36,7 +35,7 @@ class RandomAllocationAccountant(SampledAccountant):
     def laws(self, released: int) -> tuple[Sampled, ...]:
         rounds, length = self.participation.rounds, self.participation.spacing
         norm = column_norm(self.mechanism, self.participation)
-        if bandwidth(self.mechanism, rounds) == 1:
+        if self.mechanism.bandwidth(rounds) == 1:
             return (Sampled(epochs_of(released, length, norm), METHOD),)
         norm = largest_singular_value(self.mechanism, columns_of(self.mechanism, rounds, length, released))
         return (by_norm(epochs_of(released, length, norm)),)
