@@ -21,7 +21,6 @@ from fedcgd.cli.options import (
     completed_mechanisms,
 )
 from fedcgd.participation.samplings import SECRET_SAMPLINGS
-from fedcgd.support.choices import LambdaObjective
 
 File = Annotated[Path, Argument()]
 
@@ -140,13 +139,10 @@ class AccountOptions(OutputOptions, RunOptions, QuestionOptions):
 class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
     """Compare mechanisms at one budget: σ, sensitivity and errors, best RMSE first; with --curvature, least loss first.
 
-    A mechanism that the sampling does not cover is listed with the reason. Where the number of bands p is left out, 1, 2, 4, …
-    and the most are compared (under cyclic-poisson without --separation each p has its own p groups). Other numbers that are
-    left out are chosen for the budget.
+    A mechanism that the sampling does not cover is listed with the reason. Numbers that are left out are chosen for the budget.
 
     With --curvature, what can be fitted to it is shown without that too. Loss: what the noise adds after all rounds. Gradient
-    norm: what it adds to the mean of the squared norm over all rounds. Stationary: the loss of a run without end in which a
-    user takes part once. All per (clip norm / cohort)².
+    norm: what it adds to the mean of the squared norm over all rounds. Both per (clip norm / cohort)².
 
     Example: fedcgd compare --mechanism dp-sgd --mechanism bisr:16 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
 
@@ -154,16 +150,10 @@ class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
         rounds: Number of releases n.
         mechanism: NAME, NAME:VALUE, …, all also with :normalized behind it; repeat it. Default: the rows of Table 4, or with
             --curvature one or two of each kind.
-        objective: By what λ of lambda-cgd is chosen where it is left out; repeat it to compare. rmse and max-se ignore the
-            sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ), and excess on λ/(1 − λ). Default:
-            excess, or the loss on --curvature.
-        plot: Also draw the RMSE of each as a bar into this PNG, SVG or PDF file; with --curvature the loss.
     """
 
     rounds: int
     mechanism: Annotated[list[str] | None, Option(shell_complete=completed_mechanisms)] = None
-    objective: list[LambdaObjective] | None = None
-    plot: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -471,6 +461,10 @@ class ServeOptions:
 @dataclass(frozen=True, kw_only=True)
 class ShowKeepersOptions(OutputOptions):
     """Show who the keepers in a keepers.toml are, or what the keeper of a key has opened.
+
+    colluding: the plan's ε holds against so many keepers together with the server. away: so many may be missing in a round.
+    nodes: a sum of fewer nodes is not opened. noise factor: the noise over that of a trusted server. epsilon, delta: plans of
+    more are refused.
 
     Example: fedcgd keeper show keepers.toml
 
