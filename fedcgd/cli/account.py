@@ -12,7 +12,6 @@ from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import plot_trade_off
 from fedcgd.cli.commands import AccountOptions
 from fedcgd.cli.printing import (
-    check_plot,
     console,
     figures,
     key_value_table,
@@ -55,7 +54,10 @@ def account(asked: AccountOptions) -> None:
 
 def _check(asked: AccountOptions) -> None:
     """Raise ValueError, before any work, for options that do not go together."""
-    check_plot(asked.plot)
+    if asked.plot is not None and asked.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"a plot is a .png, .svg or .pdf file, got {asked.plot}")
+    if asked.plot is not None and not asked.plot.parent.is_dir():
+        raise ValueError(f"there is no folder {asked.plot.parent} for the plot {asked.plot.name}; make it first")
     as_clip_norm(asked.clip_norm)
     given = {"--noise-multiplier": asked.noise_multiplier, "--epsilon": asked.epsilon, "--delta": asked.delta}
     if list(given.values()).count(None) != 1:

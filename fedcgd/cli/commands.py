@@ -209,7 +209,6 @@ class CurveOptions(OutputOptions, WhenOptions, MeasuringOptions, SourceOptions):
 
     Options:
         output: Write the spectrum to this JSON file.
-        plot: Also draw the eigenvalues, computed and estimated, into this image file.
         mechanism: Then fit this noise to the spectrum: noise-curve:p, lambda-cgd, band-inv-mf:p, blt:d, …
         rounds: With --mechanism: the number of releases n.
         learning_rate: With --mechanism: η, what a mean of clipped updates is multiplied by.
@@ -217,7 +216,6 @@ class CurveOptions(OutputOptions, WhenOptions, MeasuringOptions, SourceOptions):
     """
 
     output: Annotated[Path | None, Option("--output", "-o")] = None
-    plot: Path | None = None
     mechanism: Annotated[str | None, Option(shell_complete=completed_mechanisms)] = None
     rounds: int | None = None
     learning_rate: float | None = None
