@@ -30,8 +30,8 @@ Nothing here holds the key, and whoever reads the file learns who took part when
 
 from fedcgd.ledger.budget import Admission, JointBudget, JointRecord, UserGroup, joint
 from fedcgd.ledger.model_file import released_model, save_model
+from fedcgd.ledger.registry import adopt, seal
 from fedcgd.ledger.run import Ledger, Run
-from fedcgd.ledger.sealing import adopt, seal
 from fedcgd.ledger.statement import export
 from fedcgd.ledger.texts import Finding, LedgerError
 from fedcgd.ledger.verification import Verification, verify

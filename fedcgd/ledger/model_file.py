@@ -9,7 +9,6 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from fedcgd.support.records import MAKE_ROOM
 from fedcgd.support.untrusted import MalformedError, conform, parse_json
 
 _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-_AT_ONCE = 1 << 20  # bytes: written while they are still in the cache that the checksum has read them into
 
 
 class Latest(NamedTuple):
@@ -84,9 +82,9 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
             with os.fdopen(os.open(path, _WRITE, 0o600), "wb") as file:
                 if hasattr(os, "fchmod"):  # Windows has access lists in place of modes
                     os.fchmod(file.fileno(), 0o600)  # refused if it is another user's
-                for chunk in _chunks(model, state):  # in place: new memory would take as long as the writing
-                    checksum = zlib.crc32(chunk, checksum)
-                    file.write(chunk)
+                for part in (model, state):  # in place: new memory would take as long as the writing
+                    checksum = zlib.crc32(part, checksum)
+                    file.write(part)
                 file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
@@ -98,12 +96,6 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
                 raise OSError(error.errno, f"{error.strerror}{advice}", str(path)) from error
             raise
     return Latest(round, len(model), len(state), checksum, layout)
-
-
-def _chunks(*parts: memoryview) -> Iterator[memoryview]:
-    for part in parts:
-        for start in range(0, len(part), _AT_ONCE):
-            yield part[start : start + _AT_ONCE]
 
 
 def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
@@ -124,20 +116,6 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     raise refuse("model-changed", path=path, release=latest.round + 1, ledger=ledger)
 
 
-def compared(ledger: Path, latest: Latest) -> str | None:
-    """ "missing" or "changed", if the file is not the one that the ledger speaks of; None if it is. It is read in stretches."""
-    if not latest.model_bytes + latest.state_bytes:
-        return None
-    checksum = size = 0
-    try:
-        with latest.file(ledger).open("rb") as file:
-            while chunk := file.read(_AT_ONCE):
-                checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
-    except FileNotFoundError:
-        return "missing"
-    return None if (size, checksum) == (latest.model_bytes + latest.state_bytes, latest.checksum) else "changed"
-
-
 def discard(ledger: Path, round: int) -> None:
     """Remove what a release of `round` that did not happen may have left: it is no part of what ε is for."""
     file_of(ledger, round).unlink(missing_ok=True)
@@ -156,7 +134,7 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
     Raises:
         ValueError: before the first release, and if the ledger does not say what the model's arrays are.
     """
-    model, layout = _last(Path(path))
+    model, layout = last(Path(path))
     if not layout:
         raise refuse("model-without-layout", path=path)
     described = parse_json(layout, [list], "the layout of the model on record")
@@ -179,8 +157,11 @@ _LAYOUT: tuple[Any, ...] = ([str], [[int]], [str])
 """The form of a layout: names, shapes and dtypes."""
 
 
-def _last(path: Path) -> tuple[bytes, str]:
-    """Model and layout. A run that goes on may release another model while this reads: then that one."""
+def last(path: Path) -> tuple[bytes, str]:
+    """Model and layout. A run that goes on may release another model while this reads: then that one.
+
+    Raises ValueError if there is none, or the file is missing or is not the one that the ledger speaks of.
+    """
     latest = None
     while True:
         with reader(path) as connection:

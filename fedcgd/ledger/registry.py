@@ -1,14 +1,19 @@
-"""The runs that a key has begun, in a small file beside the key: so that a run is not begun again when its ledger is lost."""
+"""The runs that a key has begun, in a small file beside the key: so that a run is not begun again when its ledger is lost.
+
+And what an operator declares of a run: that it is over (its ledger is sealed, its key deleted), or that a ledger is its latest.
+"""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcgd.ledger.store import reader, stored_run
+from fedcgd.ledger import attempts
+from fedcgd.ledger.run_composition import EVALUATION_OF, evaluation_ledger
+from fedcgd.ledger.store import RunLock, StoredRun, checkpoint, connect, reader, stored_run
 from fedcgd.ledger.texts import refuse
-from fedcgd.noise.keys import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES, NoiseKey, delete_key_file, runs_file
 from fedcgd.support.records import check_record, check_tables, make_record, now, read_only, record_name, transaction
 
 _SCHEMA = """
@@ -131,16 +136,15 @@ class Registry:
             self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
 
     def adopt(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
-        """Remember a run that this file does not know of, as its ledger has it. Raises ValueError if it does know of it."""
-        with transaction(self._connection):
-            self.check_unknown(stream_id, settings, ledger)
-            self._insert(stream_id, settings, ledger, nonces)
+        """Remember a run that this file does not know of, as its ledger has it.
 
-    def check_unknown(self, stream_id: str, settings: str, ledger: str) -> None:
-        """Raise ValueError if this file knows of the run, or of one that the key began in its place."""
-        if self.run(stream_id) is not None:
-            raise refuse("nothing-to-adopt", register=self._path, path=ledger)
-        self._check_not_begun_again(settings, ledger)
+        Raises ValueError if it does know of it, or of one that the key began in its place.
+        """
+        with transaction(self._connection):
+            if self.run(stream_id) is not None:
+                raise refuse("nothing-to-adopt", register=self._path, path=ledger)
+            self._check_not_begun_again(settings, ledger)
+            self._insert(stream_id, settings, ledger, nonces)
 
     @contextmanager
     def release(self, stream_id: str, released: int, latest: Sequence[int]) -> Iterator[None]:
@@ -194,3 +198,109 @@ class Registry:
             (value,),
         )
         return [RegisteredRun(*row) for row in rows]
+
+
+def seal(path: Path | str, key_file: Path | None) -> None:
+    """End a run for good and delete its key file. May be repeated.
+
+    Without the key nobody, the operator included, can remove the noise from what was released.
+
+    Args:
+        path: the ledger.
+        key_file: the key; None if it is elsewhere, and yours to delete.
+
+    Raises:
+        ValueError: and neither seals nor deletes, if the key file is missing or is another key, if another run of the key is
+            not sealed, or if another process has the ledger open.
+    """
+    with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
+        run = stored_run(connection)
+    with ExitStack() as stack:
+        stack.enter_context(closing(RunLock(Path(path).resolve())))
+        registry = None
+        if key_file is not None:
+            _check_key(key_file, run)
+            registry = stack.enter_context(closing(Registry(runs_file(key_file))))
+            _check_not_needed(registry, run.stream_id, key_file)
+        connection = stack.enter_context(closing(connect(path)))
+        with transaction(connection):
+            attempts.abandon(connection, Path(path))
+            connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
+        checkpoint(connection)
+        if registry is not None:
+            registry.seal(run.stream_id, now())
+    if key_file is not None:
+        delete_key_file(key_file)
+
+
+def _check_key(key_file: Path, run: StoredRun) -> None:
+    """Raise ValueError unless `key_file` is the key of `run`, or was until the run was sealed."""
+    if key_file.exists():
+        if NoiseKey.from_file(key_file).fingerprint != run.defined.key_fingerprint:
+            raise refuse("another-key-to-seal", path=key_file, fingerprint=run.defined.key_fingerprint)
+        return
+    if runs_file(key_file).exists():
+        with closing(Registry(runs_file(key_file))) as registry:
+            known = registry.run(run.stream_id)
+        if known is not None and known.sealed is not None:
+            return
+    raise refuse("no-key-to-seal", path=key_file)
+
+
+def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:
+    """Raise ValueError if another run of the key may go on. One that was sealed without its key file says so in its ledger."""
+    for run in registry.others(stream_id):
+        if run.sealed is not None:
+            continue
+        with suppress(ValueError), reader(run.ledger) as connection:
+            stored = stored_run(connection)
+            if stored.stream_id == run.stream_id and stored.sealed is not None:
+                registry.seal(run.stream_id, stored.sealed)
+                continue
+        raise refuse("key-of-another-run", path=key_file, run=run)
+
+
+def adopt(path: Path | str, key: NoiseKey) -> int:
+    """Let the register of `key` remember the run at `path`, which it does not know of; that is recorded in the ledger.
+
+    You say that no other copy of the run has released anything since: nothing else can tell, and if one has, ε was spent twice.
+    The ledger of the run's private evaluations beside it is adopted with it.
+
+    Args:
+        path: the run's latest ledger.
+        key: its key, with the file that shall remember its runs (`key.runs`; it is made if it is not there).
+
+    Returns:
+        How many rounds the run has released.
+
+    Raises:
+        ValueError: if there is no ledger, or it is sealed or of another key; if the key has no register, or that of another key
+            or an emptied one lies in its place; and if the register knows of the run, or of one that the key began in its place.
+    """
+    released = _adopt(Path(path), key)
+    beside = evaluation_ledger(Path(path))
+    if beside.is_file():
+        with reader(path) as training, reader(beside) as connection:
+            of_the_training = stored_run(connection).settings.get(EVALUATION_OF) == stored_run(training).stream_id
+        if of_the_training:
+            _adopt(beside, key)
+    return released
+
+
+def _adopt(path: Path, key: NoiseKey) -> int:
+    if key.runs is None:
+        raise refuse("key-without-register")
+    with reader(path) as connection:
+        run, nonces = stored_run(connection), attempts.nonces_of(connection)
+    if run.defined.key_fingerprint != key.fingerprint:
+        raise refuse("another-key", path=path, there=run.defined.key_fingerprint, here=key.fingerprint)
+    if run.sealed is not None:
+        raise refuse("sealed", path=path, sealed=run.sealed)
+    if key.runs.exists() and (problem := key.record_problem("the register of this key's runs")):
+        raise refuse("register-lost", problem=problem)
+    with closing(Registry(key.runs, key.record)) as registry, closing(connect(path)) as connection:
+        with transaction(connection):  # what is adopted is on record
+            connection.execute("INSERT INTO adoptions VALUES (?, ?, ?)", (now(), len(nonces), str(key.runs)))
+            registry.adopt(run.stream_id, run.defined.run_hash, str(path.absolute()), nonces)
+        checkpoint(connection)
+    return len(nonces)

@@ -20,9 +20,7 @@ from fedcgd.ledger.store import (
     RunSettings,
     checkpoint,
     connect,
-    read_later,
     stored_run,
-    write_later,
     write_run,
 )
 from fedcgd.ledger.texts import refuse
@@ -144,22 +142,16 @@ class Ledger(Closable):
             check_record(file, "the ledger, which says who took part when,")
         with ExitStack() as stack:
             registry = None if key.runs is None else stack.enter_context(closing(Registry(key.runs)))
-
-            def check_new() -> None:
+            if file is not None and not file.exists():  # what is refused leaves no file
                 if registry is not None:  # first: where a ledger is lost, its model's file may not be
                     registry.check_new(defined.run_hash, name)
-                if file is not None:
-                    model_file.check_unused(file)
-
-            if file is not None and not file.exists():  # what is refused leaves no file
-                check_new()
+                model_file.check_unused(file)
             connection = stack.enter_context(closing(connect(path)))
             # Before anything that another process might notice.
             lock = None if file is None else stack.enter_context(closing(RunLock(file)))
             with transaction(connection):
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
-                    check_new()
                     # A simulation shall repeat, with a ledger or without one.
                     write_run(connection, defined, purpose if key.simulated else secrets.token_hex(16))
                 _check_same(connection, name, defined, key)
@@ -465,6 +457,5 @@ def _check_same(connection: sqlite3.Connection, path: str, defined: RunSettings,
 def _note_place(connection: sqlite3.Connection, file: Path, released: int) -> None:
     """Keep which file the ledger is: one that was copied, moved to another disk or restored is another, and says so then."""
     inode = file.stat().st_ino
-    places = read_later(connection, "places")
-    if not places or places[-1][-1] != inode:
-        write_later(connection, "places", now(), released, inode)
+    if connection.execute("SELECT inode FROM places ORDER BY rowid DESC").fetchone() != (inode,):
+        connection.execute("INSERT INTO places VALUES (?, ?, ?)", (now(), released, inode))

@@ -148,9 +148,7 @@ REFUSALS = {
     # Several runs
     "evaluations-alone": "{path} records the evaluations of a run whose own ledger is not named: name both",
     "evaluations-missing": "{path} is of a run that was evaluated on its users' data too, and {beside}, which says who was in "
-    "that, is not there, or of another run: put it there, or name it where it is",
-    "evaluations-of-a-copy": "a run was copied and went on in {places} places, each with evaluations on its users' data, and "
-    "{ledgers} ledgers of those are there: put each beside its training's (run.db.evaluation), or name it where it is",
+    "that, is not there, or of another run: put it there",
     "evaluations-only": "{path} records the evaluations of a run only: a statement is made from the ledger of that run",
     "several-deltas": "the runs have different δ ({deltas}); give one for all",
     "unknown-user": "no run has a user {user!r}",
@@ -196,7 +194,7 @@ PROBLEMS = {
     "users-unknown": "{number:user who was asked is|users who were asked are} not in the table of users",
     "other-keepers": "{rounds:round has|rounds have} other keepers than the run",
     "no-opening": "{rounds:round was|rounds were} released without the keepers' opening on record",
-    "model-differs": "{name} is not the model that was released last: it was changed, or is of another round or run",
+    "model-differs": "the model's file is not the model that was released last: it was changed, or is of another round or run",
     "register-does-not-know": "{register}, the register of its key's runs, does not know of this run",
     "register-has-other-settings": "plan, configuration or key are not those with which {register} knows the run",
     "register-has-more": "the key has released {there:round|rounds} of this run ({register}), and {here} are on record: it is "
@@ -210,11 +208,9 @@ PROBLEMS = {
     "{streams}): what follows is without them",
     "copies-not-counted": "{path} counted a run of which {copies:more copy is|more copies are} given: its budget is without "
     "those",
-    "beyond-the-budget": "{users:user is|users are} in {path} beyond its joint budget of ε = {epsilon:g}",
-    "beyond-with-others": "{users:user is|users are} in {path}, begun with a joint budget of ε = {budget[epsilon]:g} at δ = "
-    "{budget[delta]:g}, and in runs that it does not count ({others}): all together cost up to ε = {cost}. A budget counts the "
-    "runs that after= names: name every earlier ledger over these people there, and begin later runs with this budget and this "
-    "ledger named",
+    "beyond-the-budget": "{users:user is|users are} in {path}, begun with a joint budget of ε = {budget[epsilon]:g} at δ = "
+    "{budget[delta]:g}, and in other runs ({runs}): together they cost up to ε = {cost}. Name every earlier ledger over these "
+    "people in after=, and begin later runs with this budget and this ledger named",
 }
 """Reason → what contradicts the rest of the records."""
 
@@ -231,12 +227,10 @@ NOTES = {
     "known; exact Gaussian mechanism), and not {whole}",
     "central": "central training: what is protected is one example, named by its row number. ε does not cover a person with "
     "several rows as a whole, and runs compose row by row",
-    "model-not-there": "the last model, {name}, is not beside the ledger, and was not compared",
+    "model-not-there": "the file of the last model is not beside the ledger, and was not compared",
     "seal-unknown": "the ledger says that the run was sealed on {sealed}, and {register} does not: the seal was written by "
     "hand, or its key was kept elsewhere; ask whether it is deleted",
     "unnamed-runs": f"{_NOT_NAMED}: whoever was in it pays for it too; name all ledgers",
-    "begun-since": f"{_NOT_NAMED}, begun since this one: for whoever is in both, ε is more than this budget counts. Begin later"
-    " runs with a budget that names this one",
     "went-apart": "{path} is a copy that went its own way: each copy counts with all of its rounds",
     "older-copy": "{path} is the latest of several copies of one run, and counts for all of them: {copies}",
 }

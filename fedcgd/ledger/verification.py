@@ -25,12 +25,11 @@ from fedcgd.ledger.store import (
     KEEPERS,
     MOST_KEEPERS,
     StoredRun,
-    read_later,
     reader,
     stored_run,
     unpack_ids,
 )
-from fedcgd.ledger.texts import NAMED, Finding, finding
+from fedcgd.ledger.texts import NAMED, Finding, LedgerError, finding
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.noise.keys import NONCE_BYTES
@@ -197,7 +196,7 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
             budget=settings.get(BUDGET),
             users=users,
             least_users=plan.participation.users_for(settings.get("cohort_size", 0)),
-            said={clean(name): clean(text) for name, text in read_later(connection, "notes")},
+            said={clean(name): clean(text) for name, text in connection.execute("SELECT name, text FROM notes")},
         )
     changed, missing = _compare_model_file(Path(path))
     evaluations = evaluation_plan(settings)
@@ -226,9 +225,9 @@ def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, An
                 "kept-sums", sums=len(rounds), rounds=which, kept=kept, delta=delta, adjacency=ADJACENCY, whole=whole
             )
         )
-    for at, released, _ in read_later(connection, "adoptions"):
+    for at, released in connection.execute("SELECT at, released FROM adoptions ORDER BY rowid"):
         notes.append(finding("adopted", at=clean(at, 10), rounds=released))
-    for at, released, _ in read_later(connection, "places")[1:]:
+    for at, released in connection.execute("SELECT at, released FROM places ORDER BY rowid LIMIT -1 OFFSET 1"):
         notes.append(finding("another-place", at=clean(at, 10), rounds=released))
     if settings.get("kind") == "central":
         notes.append(finding("central"))
@@ -237,21 +236,15 @@ def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, An
 
 def _compare_model_file(path: Path) -> tuple[list[Finding], list[Finding]]:
     """(Problem, note) about the file of the last model."""
-    with reader(path) as connection:
-        latest = model_file.described(connection)
-    found = None if latest is None else model_file.compared(path, latest)
-    if latest is None or found is None:
-        return [], []
-    with reader(path) as connection:
-        if model_file.described(connection) != latest:
-            return [], []  # the run went on meanwhile
-    name = latest.file(path).name
-    if found == "missing":
-        return [], [finding("model-not-there", name=name)]
-    return [finding("model-differs", name=name)], []
+    try:
+        model_file.last(path)
+    except LedgerError as error:
+        if error.reason == "model-changed":
+            return [finding("model-differs")], []
+        if error.reason == "model-missing":
+            return [], [finding("model-not-there")]
+    return [], []
 
-
-_COUNTED = "(SELECT count(*) FROM attempts WHERE state IN ('released', 'spent'))"
 
 _TRIES = """(SELECT *,
     coalesce(sum(state IN ('released', 'spent')) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS turn,
