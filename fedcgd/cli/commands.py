@@ -377,24 +377,6 @@ class ModelFileOptions(LedgerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdoptOptions(LedgerOptions):
-    """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost.
-
-    Nothing else can tell whether another copy of the run went on: if one did, ε was spent twice. The declaration is recorded in
-    the ledger, and verify and the report say so. If the register is only elsewhere, put it back instead.
-
-    Example: fedcgd ledger adopt run.db --key-file noise.key
-
-    Options:
-        key_file: The run's key file; its register lies beside it.
-        runs: The register, if it is not beside the key file.
-    """
-
-    key_file: Path
-    runs: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class SealOptions(LedgerOptions):
     """End a run for good and delete its key, so that nobody can remove the noise from what was released.
 
@@ -510,7 +492,6 @@ LEDGER_COMMANDS: dict[str, tuple[type, str]] = {
     "verify": (VerifyOptions, "fedcgd.cli.ledger:verify"),
     "compose": (ComposeOptions, "fedcgd.cli.ledger:compose"),
     "model": (ModelFileOptions, "fedcgd.cli.ledger:model"),
-    "adopt": (AdoptOptions, "fedcgd.cli.ledger:adopt"),
     "seal": (SealOptions, "fedcgd.cli.ledger:seal"),
 }
 KEEPER_COMMANDS: dict[str, tuple[type, str]] = {

@@ -75,9 +75,9 @@ def page(name: str, statement: dict[str, Any], record: dict[str, Any], *, progre
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Privacy report: {escape(name)}</title><style>{STYLE}</style></head>\n<body><main>\n"
-        f"<h1>Privacy report</h1>\n<p class='small'>Ledger {escape(name)}, begun {escape(_second(statement['begun']))}; report of "
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, fedcgd {statement['written_with']}. For reviewers: counts on this page are not "
-        "differentially private.</p>\n"
+        f"<h1>Privacy report</h1>\n<p class='small'>Ledger {escape(name)}, begun {escape(_second(statement['begun']))}; report "
+        f"of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, fedcgd {statement['written_with']}. For reviewers: counts on this page are "
+        "not differentially private.</p>\n"
         + in_unit("\n".join(sections), statement["unit"])
         + _section("Check it yourself", _check(name, record))
         + "\n</main></body></html>\n"

@@ -1,6 +1,6 @@
 """The runs that a key has begun, in a small file beside the key: so that a run is not begun again when its ledger is lost.
 
-And what an operator declares of a run: that it is over (its ledger is sealed, its key deleted), or that a ledger is its latest.
+And the end of a run: its ledger is sealed, and its key deleted.
 """
 
 import sqlite3
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcgd.ledger import attempts
-from fedcgd.ledger.run_composition import EVALUATION_OF, evaluation_ledger
 from fedcgd.ledger.store import RunLock, StoredRun, checkpoint, connect, reader, stored_run
 from fedcgd.ledger.texts import refuse
 from fedcgd.noise.keys import NONCE_BYTES, NoiseKey, delete_key_file, runs_file
@@ -81,12 +80,11 @@ class Registry:
     Raises ValueError, with the remedy, for what must not go on; sqlite3.OperationalError if the file cannot be written.
     """
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
-        """`name` is what a register that is made anew says in its first line (`NoiseKey.record`); None for a new name."""
+    def __init__(self, path: Path) -> None:
         self._path = path
         check_record(path, "the register of the key's runs,")
         try:
-            make_record(path, name)
+            make_record(path)
             record_name(path)
         except OSError as error:
             raise refuse("register-unwritable", path=path, error=error.strerror) from error
@@ -116,17 +114,18 @@ class Registry:
             # A run that never released anything may begin again; the process that began it can then release nothing any more.
             unused = "DELETE FROM runs WHERE settings = ? AND released = 0 AND sealed IS NULL"
             self._connection.execute(unused, (settings,))
-            self._insert(stream_id, settings, ledger, [])
+            self._insert(stream_id, settings, ledger)
 
     def resume(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
         """Go on with a run whose ledger has released under these `nonces`. Raises ValueError if that ledger is not the latest."""
         with transaction(self._connection):
             found = self.run(stream_id)
             if found is None:
-                self._check_not_begun_again(settings, ledger)
+                for run in self._runs("settings = ?", settings):
+                    raise refuse("begun-again", run=run, path=ledger)
                 if nonces:
                     raise refuse("unknown-to-the-register", path=ledger, rounds=len(nonces), register=self._path)
-                self._insert(stream_id, settings, ledger, [])
+                self._insert(stream_id, settings, ledger)
                 return
             if len(nonces) < found.released:
                 raise refuse("old-copy", path=ledger, rounds=len(nonces), released=found.released)
@@ -134,17 +133,6 @@ class Registry:
                 raise refuse("copy-went-on", path=ledger, round=found.released)
             self._write(stream_id, len(nonces), nonces)
             self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
-
-    def adopt(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
-        """Remember a run that this file does not know of, as its ledger has it.
-
-        Raises ValueError if it does know of it, or of one that the key began in its place.
-        """
-        with transaction(self._connection):
-            if self.run(stream_id) is not None:
-                raise refuse("nothing-to-adopt", register=self._path, path=ledger)
-            self._check_not_begun_again(settings, ledger)
-            self._insert(stream_id, settings, ledger, nonces)
 
     @contextmanager
     def release(self, stream_id: str, released: int, latest: Sequence[int]) -> Iterator[None]:
@@ -175,16 +163,11 @@ class Registry:
         """The other runs that have released something, as far as this file knows: of this key, or of one that was here before."""
         return self._runs("stream_id != ? AND released > 0", stream_id)
 
-    def _check_not_begun_again(self, settings: str, ledger: str) -> None:
-        for run in self._runs("settings = ?", settings):
-            raise refuse("begun-again", run=run, path=ledger)
-
-    def _insert(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
+    def _insert(self, stream_id: str, settings: str, ledger: str) -> None:
         self._connection.execute(
             "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
             (stream_id, settings, ledger, now()),
         )
-        self._write(stream_id, len(nonces), nonces)
 
     def _write(self, stream_id: str, released: int, nonces: Sequence[int]) -> None:
         last = nonces[-1].to_bytes(NONCE_BYTES, "big") if nonces else None
@@ -258,49 +241,3 @@ def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> Non
                 registry.seal(run.stream_id, stored.sealed)
                 continue
         raise refuse("key-of-another-run", path=key_file, run=run)
-
-
-def adopt(path: Path | str, key: NoiseKey) -> int:
-    """Let the register of `key` remember the run at `path`, which it does not know of; that is recorded in the ledger.
-
-    You say that no other copy of the run has released anything since: nothing else can tell, and if one has, ε was spent twice.
-    The ledger of the run's private evaluations beside it is adopted with it.
-
-    Args:
-        path: the run's latest ledger.
-        key: its key, with the file that shall remember its runs (`key.runs`; it is made if it is not there).
-
-    Returns:
-        How many rounds the run has released.
-
-    Raises:
-        ValueError: if there is no ledger, or it is sealed or of another key; if the key has no register, or that of another key
-            or an emptied one lies in its place; and if the register knows of the run, or of one that the key began in its place.
-    """
-    released = _adopt(Path(path), key)
-    beside = evaluation_ledger(Path(path))
-    if beside.is_file():
-        with reader(path) as training, reader(beside) as connection:
-            of_the_training = stored_run(connection).settings.get(EVALUATION_OF) == stored_run(training).stream_id
-        if of_the_training:
-            _adopt(beside, key)
-    return released
-
-
-def _adopt(path: Path, key: NoiseKey) -> int:
-    if key.runs is None:
-        raise refuse("key-without-register")
-    with reader(path) as connection:
-        run, nonces = stored_run(connection), attempts.nonces_of(connection)
-    if run.defined.key_fingerprint != key.fingerprint:
-        raise refuse("another-key", path=path, there=run.defined.key_fingerprint, here=key.fingerprint)
-    if run.sealed is not None:
-        raise refuse("sealed", path=path, sealed=run.sealed)
-    if key.runs.exists() and (problem := key.record_problem("the register of this key's runs")):
-        raise refuse("register-lost", problem=problem)
-    with closing(Registry(key.runs, key.record)) as registry, closing(connect(path)) as connection:
-        with transaction(connection):  # what is adopted is on record
-            connection.execute("INSERT INTO adoptions VALUES (?, ?, ?)", (now(), len(nonces), str(key.runs)))
-            registry.adopt(run.stream_id, run.defined.run_hash, str(path.absolute()), nonces)
-        checkpoint(connection)
-    return len(nonces)

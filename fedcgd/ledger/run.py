@@ -118,7 +118,7 @@ class Ledger(Closable):
             ValueError: if another process has the ledger open; if it is sealed, or is that of another plan, configuration, key or
                 definition of the noise; if others may read it, or write it or the register, or their folders; if the register is
                 lost, emptied or another key's; and if it has released rounds that the key's register does not
-                know of (`fedcgd.ledger.adopt` says that they are the latest). A key file that was made just now, for this run,
+                know of. A key file that was made just now, for this run,
                 is deleted then.
         """
         try:
@@ -132,6 +132,7 @@ class Ledger(Closable):
     @classmethod
     def _open(cls, path: Path | str, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey, purpose: str) -> Self:
         defined = RunSettings.from_plan(plan, configuration, key)
+        path = MEMORY if str(path) == MEMORY else path
         file = None if path == MEMORY else Path(path).resolve()  # links may change while the run goes on
         name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():

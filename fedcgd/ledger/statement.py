@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcgd.accounting import Guarantee, JointGuarantee
+from fedcgd.accounting import Guarantee
 from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
@@ -105,13 +105,7 @@ def privacy_statement(
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
     # As planned: how many users there were is not for the public.
     large = large_delta(plan.delta, verification.run.least_users)
-    promise = sentence(
-        verification.whole,
-        verification.with_evaluations,
-        attacker=attacker,
-        simulated=verification.run.simulated,
-        sound=not verification.problems,
-    )
+    promise = sentence(verification, attacker)
     if attacker is not None and verification.keepers is not None:
         promise += f" {_promise_of_keepers(verification.keepers)}"
     verdict = [promise] if attacker is None else _verdict(attacker, verification, run["sealed"], plan)
@@ -208,25 +202,18 @@ _ADAPTIVE = (
 )
 
 
-def sentence(
-    whole: Guarantee,
-    both: JointGuarantee | None = None,
-    *,
-    attacker: AttackerAccuracy | None,
-    simulated: bool,
-    sound: bool,
-) -> str:
-    """The promise in one or two sentences, or that there is none."""
-    if not whole.noise_multiplier:
+def sentence(verification: Verification, attacker: AttackerAccuracy | None) -> str:
+    """The promise in one or two sentences, or that there is none: then there is no attacker's accuracy either."""
+    whole, both = verification.whole, verification.with_evaluations
+    if verification.noiseless:
         return _WITHOUT_NOISE
-    if simulated:
+    if verification.run.simulated:
         return (
             "This run is a SIMULATION: its noise comes from a seed that anybody can guess. Nothing about it is private, "
             "whatever is said below."
         )
-    if not sound:
+    if attacker is None:
         return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
-    assert attacker is not None  # it is known where something is promised
     of_both = both and (
         " Metrics of the models on users' data are reported too, as noised sums: the models and all such evaluations that are "
         f"planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."
@@ -252,12 +239,6 @@ def _verdict(attacker: AttackerAccuracy, verification: Verification, sealed: obj
     ]
 
 
-_SIZES = {
-    1.0: "small (ε ≤ 1: a strong formal guarantee)",
-    10.0: "usual (1 < ε ≤ 10: a reasonable guarantee, common in practice)",
-}
-"""The largest ε of a size → its name, by the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654."""
-
 DEPLOYMENTS = (
     ("Google's keyboard, language models in many languages", "about 4 to 14 (ρ-zCDP with ρ from 0.2 to 2)", "1e-10", "one person",
      "Xu et al., 2023, arXiv:2305.18465"),
@@ -268,9 +249,15 @@ DEPLOYMENTS = (
 
 
 def size_of(epsilon: float) -> str:
-    """Whether an ε is small, usual or large beside what is published."""
-    large = "large (ε > 10: ε alone promises little; the attacker's chance above is the better figure)"
-    return next((name for most, name in _SIZES.items() if epsilon <= most), large)
+    """Whether an ε is small, usual or large beside what is published.
+
+    By the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654.
+    """
+    if epsilon <= 1:
+        return "small (ε ≤ 1: a strong formal guarantee)"
+    if epsilon <= 10:
+        return "usual (1 < ε ≤ 10: a reasonable guarantee, common in practice)"
+    return "large (ε > 10: ε alone promises little; the attacker's chance above is the better figure)"
 
 
 def _how_often(percent: str, gaussian_mu: float | None) -> str:

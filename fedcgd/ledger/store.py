@@ -20,7 +20,7 @@ from fedcgd.ledger.texts import refuse
 from fedcgd.noise import STREAM
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
-from fedcgd.support.records import MEMORY, check_tables, make_tables, now, open_file, read_only, transaction
+from fedcgd.support.records import check_tables, make_tables, now, open_file, read_only, transaction
 from fedcgd.support.untrusted import MalformedError, Optional, clean, inflate, parse_json
 
 FORMAT = 4
@@ -95,7 +95,6 @@ CREATE TABLE latest (
     checksum INTEGER NOT NULL,
     layout TEXT NOT NULL
 ) STRICT;
-CREATE TABLE adoptions (at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL) STRICT;
 CREATE TABLE places (at TEXT NOT NULL, released INTEGER NOT NULL, inode INTEGER NOT NULL) STRICT;
 CREATE TABLE notes (name TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT
 """
@@ -184,8 +183,6 @@ def write_run(connection: sqlite3.Connection, defined: RunSettings, stream_id: s
 
 def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
-    if isinstance(path, Path) and str(path) == MEMORY:
-        raise refuse("memory-is-a-text", memory=MEMORY)
     connection = open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
@@ -226,9 +223,7 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
         words = str(error)
         if "readonly" in words or "unable to open" in words:
             raise refuse("unreadable-while-in-use", path=path, error=clean(error)) from error
-        if any(part in words for part in ("file is not a database", "no such table: run", "is another one")):
-            raise refuse("another-file", path=path, error=clean(error)) from error
-        raise refuse("damaged", path=path, error=clean(error)) from error
+        raise refuse("unreadable", path=path, error=clean(error)) from error
 
 
 def _in_use(path: Path) -> bool:

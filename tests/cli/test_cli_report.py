@@ -21,7 +21,7 @@ from sql import edit
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.ledger import Ledger, verify
-from fedcgd.ledger.statement import DEPLOYMENTS, privacy_statement, sentence, size_of
+from fedcgd.ledger.statement import DEPLOYMENTS, privacy_statement, size_of
 from fedcgd.mechanisms import LambdaCGD, matrix
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=8, min_separation=2, max_participations=3))
@@ -139,7 +139,7 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
     assert statement["so_far"]["condition"] in markdown
 
 
-def test_the_statement_says_how_often_the_best_guess_is_right():
+def test_the_statement_says_how_often_the_best_guess_is_right(path):
     """With ε = 8 at δ = 10⁻⁵ and a Gaussian mechanism, μ = 1.666: Φ(μ/2) = 0.7976, where ε and δ alone give 0.9997."""
     plan = Plan.calibrated(
         LambdaCGD(0.9), Participation(rounds=210, min_separation=21), clip_norm=1.0, epsilon=8, delta=1e-5
@@ -147,7 +147,8 @@ def test_the_statement_says_how_often_the_best_guess_is_right():
     attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier)
     assert attacker.gaussian_mu == pytest.approx(1.666, abs=5e-4)
     assert attacker.value == pytest.approx(norm.cdf(attacker.gaussian_mu / 2), rel=1e-9)
-    said = sentence(plan.guarantee(), attacker=attacker, simulated=False, sound=True)
+    with Ledger.open(path, plan=plan, configuration={}, key=KEY):
+        said = privacy_statement(path)["statement"]
     assert "79.76 %" in said
     assert "1.667)" in said
 

@@ -310,8 +310,6 @@ def test_the_example_in_the_help_runs(
         monkeypatch.setattr(
             watch.time, "sleep", lambda seconds: run("ledger", "seal", "run.db", "--key-file", "noise.key")
         )
-    if "adopt" in example:
-        Path("noise.key.runs").unlink()
     np.savez("initial.npz", weight=np.zeros(3, np.float32), counter=np.zeros(2))
     words = re.split(r" (?:&&|>>?) ", example)[0].split()[1:]
     result = run(*words, *(["--json"] if as_json else []))

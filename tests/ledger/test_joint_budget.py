@@ -360,7 +360,7 @@ def test_earlier_ledgers_that_cannot_count_are_refused_before_anything_is_done(t
     own = tmp_path / "own.db"
     for after, reason in (
         ([tmp_path / "none.db"], "no-ledger"),
-        ([tmp_path / "text.db"], "another-file"),
+        ([tmp_path / "text.db"], "unreadable"),
         ([old], "another-version"),
         ([simulated], "simulation-before"),
         ([going], "not-over"),
