@@ -64,11 +64,10 @@ class JointRecord:
 
     def to_description(self) -> dict[str, Any]:
         """All of it, as JSON-able values."""
-        guarantees = [
-            {"planned": group.planned.to_description(), "released": group.released.to_description()}
-            for group in self.groups
+        groups = [
+            vars(one) | {"planned": one.planned.to_description(), "released": one.released.to_description()}
+            for one in self.groups
         ]
-        groups = [vars(group) | found for group, found in zip(self.groups, guarantees, strict=True)]
         return vars(self) | {"groups": groups}
 
 
@@ -111,11 +110,9 @@ def joint(
     members = Counter(together.of(one) for one in everybody)
     if not members:
         raise refuse("no-users")
-    problems, notes, unknown = check_runs(runs, register)
+    problems, notes = check_runs(runs, register)
     if unnamed := [one for one in unnamed_runs(runs, register) if one.released]:
         (problems if any(together.budgets) else notes).append(finding("unnamed-runs", **_named(unnamed)))
-    if unknown:
-        notes.append(about(", ".join(unknown), finding("no-register")))
     notes += [finding("went-apart", path=run.name) for run in runs if run.branch]
     notes += [finding("older-copy", path=run.name, copies=", ".join(run.copies)) for run in runs if run.copies]
     groups = [
@@ -136,23 +133,23 @@ def joint(
     )
 
 
-def check_runs(runs: Sequence[RecordedRun], register: Path | None) -> tuple[list[Finding], list[Finding], list[str]]:
-    """(What contradicts itself or its register, what is to be known besides, the ledgers that no register knows), by their names.
+def check_runs(runs: Sequence[RecordedRun], register: Path | None) -> tuple[list[Finding], list[Finding]]:
+    """(What contradicts itself or its register, what is to be known besides), by the names of the ledgers.
 
     Of a run whose copies went on in two places a register knows one copy only, and none is compared.
     """
     copies = Counter(run.run_id for run in runs)
-    problems, notes, unknown = [], [], []
+    problems: list[Finding] = []
+    notes: list[Finding] = []
     for run in runs:
         path = Path(run.name)
         known_by = register_beside(path, register) if copies[run.run_id] == 1 else None
         found = verify(path, register=known_by)
-        # A last model that was changed changes no ε: what was released is on record.
-        harmless = [text for text in found.problems if text.reason == "model-differs"]
-        problems += [about(path, text) for text in found.problems if text not in harmless]
-        notes += [about(path, text) for text in (*found.notes, *harmless)]
-        unknown += [run.name] * (known_by is None)
-    return problems, notes, unknown
+        for one in (*found.problems, *found.notes, *([finding("no-register")] if known_by is None else [])):
+            # A last model that was changed changes no ε: what was released is on record.
+            harmless = one not in found.problems or one.reason == "model-differs"
+            (notes if harmless else problems).append(about(path, one))
+    return problems, notes
 
 
 def unnamed_runs(runs: Sequence[RecordedRun], register: Path | None) -> list[RegisteredRun]:
@@ -183,9 +180,6 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
             continue
         if missing := together.missing(i):
             yield finding("ledgers-missing", path=run.name, runs=len(missing), streams=", ".join(missing))
-        counted = budget["after"]
-        if copies := sum(one.branch != "" and one.id not in counted and one.run_id in counted for one in together.runs):
-            yield finding("copies-not-counted", path=run.name, copies=copies)
         # With all that they were in, counted by the budget or not: earlier runs that it did not name, later ones.
         beyond = [inside for inside in members if i in inside and not together.within_budget(i, inside)]
         if beyond:
@@ -279,7 +273,7 @@ class JointBudget:
             if not run.over:
                 planned = run.plan.participation.rounds
                 raise refuse("not-over", path=run.name, released=run.released, rounds=planned)
-        problems, notes, _ = check_runs(runs, key.runs)
+        problems, notes = check_runs(runs, key.runs)
         if problems:
             raise refuse("contradiction-before", problems="; ".join(problems))
         if ledger == MEMORY or not Path(ledger).exists():  # one that goes on was checked when it began

@@ -33,10 +33,6 @@ class Latest(NamedTuple):
     checksum: int
     layout: str
 
-    def file(self, ledger: Path) -> Path:
-        """Where model and state lie; there is no file if both are empty."""
-        return file_of(ledger, self.round)
-
 
 def file_of(ledger: Path, round: int) -> Path:
     """The file that a release of `round` goes into, beside the ledger (not beside a link to it), as SQLite's own are."""
@@ -102,7 +98,7 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     """Model and state. Raises ValueError if the file is missing or is not the one that the ledger speaks of."""
     if not latest.model_bytes + latest.state_bytes:
         return b"", b""
-    path = latest.file(ledger)
+    path = file_of(ledger, latest.round)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -148,7 +144,7 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
     return {
         name: (np.maximum(part, 0) if name.rpartition(".")[2] == "running_var" else part)
         .reshape(shape)
-        .astype(_dtype(dtype))
+        .astype(np.sctypeDict.get(dtype, np.float32))
         for name, part, shape, dtype in zip(names, parts, shapes, dtypes, strict=True)
     }
 
@@ -197,10 +193,3 @@ def save_model(path: Path | str, target: Path) -> int:
     with atomic_write(target) as part:
         np.savez(part, **arrays)  # type: ignore[arg-type]
     return len(arrays)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return np.dtype(np.float32)

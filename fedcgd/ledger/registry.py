@@ -86,17 +86,11 @@ class Registry:
         try:
             make_record(path)
             record_name(path)
-        except OSError as error:
-            raise refuse("register-unwritable", path=path, error=error.strerror) from error
-        except ValueError as error:
-            raise refuse("register-lost", problem=f"{path}, where the key's runs are remembered, {error}") from error
-        self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
-        try:
+            self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode = PERSIST")
             self._connection.execute("PRAGMA synchronous = EXTRA")
             self._connection.execute(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            self._connection.close()
+        except (OSError, ValueError, sqlite3.DatabaseError) as error:
             raise refuse("unreadable-register", path=path, error=error) from error
 
     def close(self) -> None:

@@ -247,12 +247,5 @@ def _guarantee(runs: Sequence[PastRun], delta: float) -> JointGuarantee:
         return compose(runs, delta=delta)
     [one] = runs
     alone = one.accountant.epsilon(noise_multiplier=one.noise_multiplier, delta=delta, released=one.released)
-    return JointGuarantee(
-        epsilon=alone.epsilon,
-        delta=delta,
-        runs=1,
-        released=rounds,
-        method=alone.method,
-        exact=alone.exact,
-        failure_probability=alone.failure_probability,
-    )
+    same = {name: getattr(alone, name) for name in ("epsilon", "delta", "method", "exact", "failure_probability")}
+    return JointGuarantee(runs=1, released=rounds, **same)

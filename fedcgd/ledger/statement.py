@@ -112,11 +112,7 @@ def privacy_statement(
     return found | {
         "statement": in_unit(promise, found["unit"]),
         "private": attacker is not None,
-        "notes": [
-            *verification.notes,
-            *filter(None, [large]),
-            *([finding("no-register")] if register is None else []),
-        ],
+        "notes": [*verification.notes, *filter(None, [large]), *[finding("no-register")] * (register is None)],
         "attacker": attacker and asdict(attacker) | {"percent": attacker.percent},
         "reasoning": _reasoning(plan, found["adaptive_clipping"], found["unit"]),
         "verdict": [in_unit(text, found["unit"]) for text in verdict],
@@ -300,11 +296,7 @@ def facts(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
     warning = f"; {NO_NOISE}" * statement["noiseless"] or (
         "; SIMULATION: the key comes from a seed, and nothing here is private" * statement["simulated"]
     )
-    numbers = (
-        f", {name} {value:g}"
-        for name, value in plan["mechanism"].items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    )
+    numbers = (f", {name} {value:g}" for name, value in plan["mechanism"].items() if type(value) in (int, float))
     found = {
         "ε of the whole run": _bound(whole["epsilon"]) + warning,
         "δ": rounded_up(whole["delta"], 6),

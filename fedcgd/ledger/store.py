@@ -183,10 +183,7 @@ def write_run(connection: sqlite3.Connection, defined: RunSettings, stream_id: s
 
 def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
-    connection = open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
-    return connection
+    return open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
 
 
 def write_notes(path: Path | str, notes: Mapping[str, str]) -> None:

@@ -78,8 +78,7 @@ REFUSALS = {
     # The key's register
     "ledger-is-the-register": "{path} is where the key's runs are remembered; the ledger is a file of its own",
     "register-missing": "there is no register of a key's runs at {path}",
-    "unreadable-register": "{path}, a register of a key's runs, cannot be used: {error}",
-    "register-unwritable": "{path}, the register of the key's runs, cannot be written ({error}); name another with runs=",
+    "unreadable-register": "{path}, a register of a key's runs, cannot be used: {error}; name another with runs=",
     "register-lost": f"{{problem}}. Without it nobody can say whether another copy of a run went on: put it back. {_OVER}",
     "begun-before": "this key began the same run on {run.begun}, in the ledger {run.ledger}: {run.released:round is|rounds are} "
     f"released (sealed: {{sealed}}). {{ledger}} would start again from its first round: give that ledger. {_OVER}",
@@ -170,7 +169,6 @@ PROBLEMS = {
     "register-has-a-seal": "the run was sealed on {sealed} ({register}), and this ledger is not: it is an older copy",
     "ledgers-missing": "{path} counted {runs:earlier run whose ledger is|earlier runs whose ledgers are} not given (streams "
     "{streams}): what follows is without them",
-    "copies-not-counted": "{path} counted a run of which {copies:more copy is|more copies are} given",
     "beyond-the-budget": "{users:user is|users are} in {path}, begun with a joint budget of ε = {budget[epsilon]:g} at δ = "
     "{budget[delta]:g}, and in other runs ({runs}): together they cost up to ε = {cost}. Name every earlier ledger over these "
     "people in after=, and begin later runs with this budget and this ledger named",

@@ -30,7 +30,7 @@ from fedcgd.ledger.store import (
     stored_run,
     unpack_ids,
 )
-from fedcgd.ledger.texts import NAMED, Finding, LedgerError, finding
+from fedcgd.ledger.texts import NAMED, NOTES, PROBLEMS, Finding, LedgerError, finding
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.noise.keys import NONCE_BYTES
@@ -177,15 +177,14 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         plan, settings = Plan.from_description(run.planned), run.settings
         released = attempts.count_released(connection)
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
-        problems = []
+        found = _table_problems(connection, run) + _participation_problems(connection, plan, users)
         if run.configuration_hash != run.defined.configuration_hash:
-            problems.append(finding("another-hash"))
+            found.append(finding("another-hash"))
         if released > plan.participation.rounds:
-            problems.append(finding("too-many-rounds", released=released, planned=plan.participation.rounds))
-        problems += _table_problems(connection, run) + _participation_problems(connection, plan, users)
+            found.append(finding("too-many-rounds", released=released, planned=plan.participation.rounds))
+        found += [] if register is None else _compare_with_register(connection, run, Path(register))
         keepers, of_keepers = _recorded_keepers(connection, settings, plan)
-        notes = _notes(connection, plan, settings)
-        differing, asked = ([], []) if register is None else _compare_with_register(connection, run, Path(register))
+        found += of_keepers + _notes(connection, plan, settings)
         facts = RunFacts(
             simulated=bool(run.defined.simulated),
             identity=settings.get("identity") and clean(settings["identity"]),
@@ -194,7 +193,10 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
             least_users=plan.participation.users_for(settings.get("cohort_size", 0)),
             said={clean(name): clean(text) for name, text in connection.execute("SELECT name, text FROM notes")},
         )
-    changed, missing = _compare_model_file(Path(path))
+    try:
+        model_file.last(Path(path))
+    except LedgerError as error:
+        found += [finding(_OF_MODELS[error.reason])] if error.reason in _OF_MODELS else []
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
@@ -204,9 +206,13 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
         keepers=keepers,
         run=facts,
-        problems=(*problems, *differing, *of_keepers, *changed),
-        notes=(*notes, *asked, *missing),
+        problems=tuple(one for one in found if one.reason in PROBLEMS),
+        notes=tuple(one for one in found if one.reason in NOTES),
     )
+
+
+_OF_MODELS = {"model-changed": "model-differs", "model-missing": "model-not-there"}
+"""Why the last model cannot be read → what is found then; of a run that has released none there is nothing to say."""
 
 
 def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, Any]) -> list[Finding]:
@@ -228,18 +234,6 @@ def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, An
     if settings.get("kind") == "central":
         notes.append(finding("central"))
     return notes
-
-
-def _compare_model_file(path: Path) -> tuple[list[Finding], list[Finding]]:
-    """(Problem, note) about the file of the last model."""
-    try:
-        model_file.last(path)
-    except LedgerError as error:
-        if error.reason == "model-changed":
-            return [finding("model-differs")], []
-        if error.reason == "model-missing":
-            return [], [finding("model-not-there")]
-    return [], []
 
 
 _TRIES = """(SELECT *,
@@ -312,10 +306,8 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan, users: i
     return [finding(reason, number=number, k=k, b=b) for reason, number in found.items() if number]
 
 
-def _compare_with_register(
-    connection: sqlite3.Connection, run: StoredRun, register: Path
-) -> tuple[list[Finding], list[Finding]]:
-    """Where a ledger differs from what the register of its key's runs knows of the run: what contradicts it, and what to ask.
+def _compare_with_register(connection: sqlite3.Connection, run: StoredRun, register: Path) -> list[Finding]:
+    """Where a ledger differs from what the register of its key's runs knows of the run.
 
     The register is written after the ledger: a crash in between leaves the ledger one round ahead, and no more. A seal that it
     does not know is no contradiction: `seal` without the key file writes into the ledger alone.
@@ -324,7 +316,7 @@ def _compare_with_register(
     """
     known = next((one for one in read_register(register) if one.stream_id == run.stream_id), None)
     if known is None:
-        return [finding("register-does-not-know", register=register)], []
+        return [finding("register-does-not-know", register=register)]
     nonces = attempts.nonces_of(connection)
     here, there = len(nonces), known.released
     last = nonces[there - 1].to_bytes(NONCE_BYTES, "big") if 0 < there <= here else None
@@ -334,10 +326,10 @@ def _compare_with_register(
         "register-has-less": here > there + 1,
         "register-has-another-nonce": there <= here <= there + 1 and last != known.nonce and there > 0,
         "register-has-a-seal": known.sealed is not None and run.sealed is None,
+        "seal-unknown": run.sealed is not None and known.sealed is None,
     }
-    facts = {"register": register, "here": here, "there": there, "sealed": clean(known.sealed)}
-    asked = [finding("seal-unknown", register=register, sealed=run.sealed)] if run.sealed and not known.sealed else []
-    return [finding(reason, **facts) for reason, wrong in found.items() if wrong], asked
+    facts = {"register": register, "here": here, "there": there, "sealed": clean(known.sealed or run.sealed)}
+    return [finding(reason, **facts) for reason, wrong in found.items() if wrong]
 
 
 def epsilon_if_kept(plan: Plan, rounds: Sequence[int]) -> float:
@@ -411,11 +403,7 @@ def _recorded_keepers(
     evaluations = evaluation_plan(configuration)
     released = min(len(rows), plan.participation.rounds)
     against = partial(
-        guarantees_by_collusion,
-        plan.accountant,
-        shares,
-        noise_multiplier=plan.noise_multiplier,
-        delta=plan.delta,
+        guarantees_by_collusion, plan.accountant, shares, noise_multiplier=plan.noise_multiplier, delta=plan.delta
     )
     present = [len(opened.keepers) for opened in counted]
     keepers = RecordedKeepers(
