@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from fedcgd.native.threads import usable_cores
 from fedcgd.noise.box_muller import LARGEST
-from fedcgd.noise.kernels import kernels
-from fedcgd.noise.stream import TILE, NoiseStream, Term, check_coordinates, key_words, tiles, words_of
+from fedcgd.noise.stream import TILE, NoiseStream, Term, check_coordinates, kernels, key_words, tiles, words_of
 from fedcgd.support.numbers import as_positive
 
 Integers = NDArray[np.int64]

@@ -3,6 +3,7 @@
 import pickle
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
@@ -22,17 +23,15 @@ from fedcgd.central.releases import Releases
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus.accountant import NullAccountant, RunAccountant
+from fedcgd.opacus.accountant import RunAccountant
 from fedcgd.opacus.batches import private_loader
 from fedcgd.opacus.buffers import FirstBuffers
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import with_sample_gradients
 from fedcgd.opacus.losses import GhostLoss
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
-from fedcgd.opacus.overlap import RunExamples, attach, detach_earlier_runs
 from fedcgd.opacus.plan_arguments import check_clipping, chosen_sampling, plan_from, plan_of, workload_of
-from fedcgd.opacus.private_run import Epoch, GradientSettings, PrivateRun
-from fedcgd.opacus.rounds import Rounds
+from fedcgd.opacus.rounds import Epoch, GradientSettings, PrivateRun, Rounds, attach, detach_earlier_runs
 from fedcgd.opacus.validation import check_fits, check_module, epoch_of, refuse_schedulers
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -144,8 +143,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError("Passing seed is prohibited in secure mode, and the key is that of a simulation seed")
         self.secure_mode, self.secure_rng, self.dataset = secure_mode, None, None
         self._key, self._record, self._on_release = key, record, on_release
-        self.accountant: NullAccountant = NullAccountant()
-        """The rounds of the run, where Opacus has its accountant; before `make_private`, of none."""
+        self.accountant: RunAccountant | None = None
+        """The rounds of the run, where Opacus has its accountant; None before `make_private`."""
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -229,7 +228,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             TypeError: for a model, an optimizer or a data set of a kind that cannot be made private.
             RuntimeError: if this engine has released rounds: another run takes another engine.
         """
-        if len(self.accountant):
+        if self.accountant is not None and self.accountant.released:
             raise RuntimeError("this engine has made a run private already; make another engine for another run")
         inner: nn.Module = module._module if isinstance(module, AbstractGradSampleModule) else module
         gradients = GradientSettings(
@@ -241,10 +240,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             "target_delta": target_delta, "sampling": sampling, "poisson_sampling": poisson_sampling, "groups": groups,
         }  # fmt: skip
         ranks = ranks_of(inner)
-        with ranks.telling_failures():
+        with nullcontext() if ranks is None else ranks.telling_failures():
             check_clipping(clipping, max_grad_norm)
             _check_options(rand_on_empty, augmentation_multiplicity, assume_independent)
-            epoch = epoch_of(data_loader, accumulation_steps, ranks.count)
+            epoch = epoch_of(data_loader, accumulation_steps, 1 if ranks is None else ranks.count)
             plan = plan_from(plan, given, epoch.steps)
             self._validate(inner, optimizer, plan, epoch, grad_sample_mode)
             run = PrivateRun(
@@ -256,9 +255,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 epoch=epoch,
                 ranks=ranks,
             )
-            facts = {} if ranks.count == 1 else run.facts(data_loader)
-        ranks.agree(facts)
-        accountant = self._begin(run, noise, data_loader.dataset, assume_independent)
+        if ranks is not None:
+            ranks.agree(run.facts(data_loader))
+        accountant = self._begin(run, noise, assume_independent)
         wrapped = with_sample_gradients(
             module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model,
             copies=augmentation_multiplicity,
@@ -378,7 +377,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         Args:
             delta: δ.
         """
-        return self.accountant.get_epsilon(delta)
+        return self._run().get_epsilon(delta)
 
     def save_checkpoint(
         self, *, noise_scheduler: None = None, grad_clip_scheduler: None = None, **arguments: Any
@@ -392,8 +391,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
         Raises:
             ValueError: for a scheduler.
+            RuntimeError: before `make_private`.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        self._run()
         super().save_checkpoint(**arguments)
 
     def load_checkpoint(
@@ -429,8 +430,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             RuntimeError: before `make_private`.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        if not isinstance(self.accountant, RunAccountant):
-            raise RuntimeError("call make_private first, with the plan of the checkpoint")  # noqa: TRY004
+        accountant = self._run()
         # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
         options = {"map_location": "cpu", **(torch_load_kwargs or {}), "weights_only": True}
         try:
@@ -441,7 +441,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 f"{path} holds no checkpoint, or more than tensors and plain values; save_checkpoint makes one"
             ) from error
         state = checkpoint.pop("optimizer_state_dict", {})
-        self.accountant.load_state_dict(run)
+        accountant.load_state_dict(run)
         module.load_state_dict(model, **(module_load_dict_kwargs or {}))
         if optimizer is not None and state:
             optimizer.load_state_dict(state)
@@ -450,6 +450,14 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 "only one of the checkpoint and the call has an optimizer; its state is not loaded", stacklevel=2
             )
         return checkpoint
+
+    def _run(self) -> RunAccountant:
+        """The account of the run. Raises RuntimeError before `make_private`."""
+        if self.accountant is None:
+            raise RuntimeError(
+                "there is no run yet: call make_private first, with the plan of the checkpoint if there is one"
+            )
+        return self.accountant
 
     def _validate(self, inner: nn.Module, optimizer: optim.Optimizer, plan: Plan, epoch: Epoch, mode: str) -> None:
         """Refuse what the plan does not cover; `inner` is the model itself."""
@@ -475,27 +483,23 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
 
-    def _begin(self, run: PrivateRun, noise: NoiseMode | None, dataset: Any, assumed: str | None) -> RunAccountant:
+    def _begin(self, run: PrivateRun, noise: NoiseMode | None, assumed: str | None) -> RunAccountant:
         """The account of the run, whose name and record all ranks have; earlier runs of the model end."""
         size = sum(p.numel() for p in run.trained)
         releases = Releases(
             run.plan, run.key, size, record=self._record, device=run.trained[0].device, ranks=run.ranks, mode=noise,
             configuration={"kind": "central", "examples": run.epoch.examples, "parameters": size},
         )  # fmt: skip
-        # What a simulation releases is no secret.
-        shared = None if run.key.simulated else RunExamples(dataset)
-        if isinstance(self.accountant, RunAccountant):
+        if self.accountant is not None:
             self.accountant.rounds.end()  # of another model, perhaps: its releases would be on nobody's account
         if released := detach_earlier_runs(run.module):
-            if shared is not None:
-                shared.told = True
             warnings.warn(
                 f"an earlier run has released {released} rounds of this model: what it and the new run tell of an example "
                 "together is more than the ε of either, unless their examples are of different people; both ε, and both δ, add "
                 "up (fedcgd.compose has less than their sum)",
                 stacklevel=3,
             )
-        return RunAccountant(Rounds(run.plan, releases, shared), run.epoch, run.key.fingerprint, assumed)
+        return RunAccountant(Rounds(run.plan, releases), run.epoch, run.key.fingerprint, assumed)
 
     def _run_key(self, noise_generator: torch.Generator | None) -> NoiseKey:
         """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""
@@ -512,14 +516,14 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         return NoiseKey.simulation(int(seed))
 
 
-def ranks_of(module: nn.Module) -> Ranks:
-    """The processes that train `module`, made for several, or this one alone.
+def ranks_of(module: nn.Module) -> Ranks | None:
+    """The processes that train `module`, if it is made for several.
 
     Raises:
         RuntimeError: if there is no process group for a model that is made for one.
     """
     if not isinstance(module, DifferentiallyPrivateDistributedDataParallel):
-        return Ranks(None)
+        return None
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             "the model is for several processes, and there is no process group: start the program with torchrun, and call "

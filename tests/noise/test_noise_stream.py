@@ -10,8 +10,9 @@ import pytest
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from fedcgd.noise import NoiseStream, chacha20
+from fedcgd.noise import NoiseStream
 from fedcgd.noise.box_muller import LARGEST, add_normals, minus_log
+from fedcgd.noise.stream import CONSTANTS, blocks
 
 KEY = bytes(range(32))
 OTHER = bytes(range(1, 33))
@@ -37,16 +38,16 @@ def test_each_number_is_the_defined_one(round, nonce, start):
 
 def test_the_keystream_is_chacha20():
     # "expand 32-byte k", as section 2.3 of RFC 8439 has its words: GPUs begin with them.
-    assert chacha20.CONSTANTS == (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+    assert CONSTANTS == (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
     # D. Strombergson, "Test Vectors for the Stream Cipher ChaCha", draft-strombergson-chacha-test-vectors-01: TC1, 256 bits.
     first = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
-    assert chacha20.blocks(bytes(32), 0, 1).tobytes()[:32] == first
+    assert blocks(bytes(32), 0, 1).tobytes()[:32] == first
     for number in (0, 1, 2**32 - 1, 2**32, 2**40 + 3):
-        words = chacha20.blocks(KEY, number, 2).view(np.uint32)
+        words = blocks(KEY, number, 2).view(np.uint32)
         np.testing.assert_array_equal(words[:, 0], oracles_noise.chacha20_block(KEY, number))
         np.testing.assert_array_equal(words[:, 1], oracles_noise.chacha20_block(KEY, number + 1))
-    whole = chacha20.blocks(KEY, 2**33 - 5, 11)
-    np.testing.assert_array_equal(chacha20.blocks(KEY, 2**33 - 2, 6), whole[:, 3:9])
+    whole = blocks(KEY, 2**33 - 5, 11)
+    np.testing.assert_array_equal(blocks(KEY, 2**33 - 2, 6), whole[:, 3:9])
 
 
 GOLDEN = [0.26221975684165955, 1.2867820262908936, 1.6342767477035522, -0.4081074297428131]

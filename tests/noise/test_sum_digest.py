@@ -9,7 +9,7 @@ from fedcgd.noise.tensors import sum_digest
 
 
 def test_in_main_memory_a_sum_is_known_by_itself() -> None:
-    steps = torch.arange(64, dtype=torch.float64)
+    steps = torch.arange(64)
     assert np.shares_memory(sum_digest(steps, bytes(32)), steps.numpy())
 
 
@@ -17,7 +17,7 @@ def test_on_a_gpu_a_sum_is_known_by_few_hashes_under_the_key(monkeypatch) -> Non
     """Else whoever knows the code could look for sums that share one, and with it noise."""
     monkeypatch.setattr(tensors, "gpu_kernels", lambda device: numpy_kernels())
     monkeypatch.setattr(tensors, "_FEW_HASHES", 8)
-    steps = torch.arange(2048 * 3 + 5, dtype=torch.float64)
+    steps = torch.arange(2048 * 3 + 5)
     one, other, again = (sum_digest(steps, bytes([key]) * 32) for key in (1, 2, 1))
     assert one.shape == (4,)  # those of the four tiles' sixteen
     assert (one != other).all()

@@ -74,30 +74,6 @@ def test_a_part_without_examples_of_a_batch_that_has_some(mode):
     assert (1, 0) in set(zip(sizes[::2], sizes[1::2], strict=True))
 
 
-def test_an_empty_batch_whose_examples_are_the_second_dimension():
-    def collated(rows):
-        return torch.stack([inputs for inputs, _ in rows], 1), torch.stack([target for _, target in rows])
-
-    data = TensorDataset(torch.randn(4, 2, 6), torch.arange(4) % 3)
-    module, optimizer, loader = poisson(nn.Linear(6, 3), data, batch_first=False, collate_fn=collated)
-    shapes = []
-    for inputs, targets in loader:
-        shapes.append((tuple(inputs.shape), tuple(targets.shape)))
-        if len(targets):
-            functional.cross_entropy(module(inputs).mean(0), targets).backward()
-        optimizer.step()
-    assert ((2, 0, 6), (0,)) in shapes
-
-
-class Named(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.out(x)
-
-
 @pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e30])
 def test_losses_of_any_size(scale, monkeypatch):
     torch.manual_seed(0)

@@ -70,18 +70,6 @@ def fresh(layer):
     return other
 
 
-def test_a_second_phase_that_trains_the_head_and_then_everything(monkeypatch):
-    model = network()
-    model[0].requires_grad_(False)
-    run = Run(monkeypatch, model=model)
-    run.train()
-    frozen = model[0].weight.clone()
-    model[0].requires_grad_(True)
-    with pytest.warns(UserWarning, match=PHASED):
-        train(made(run, model))
-    assert not torch.equal(model[0].weight, frozen)
-
-
 def test_a_second_phase_with_a_new_head(monkeypatch):
     """The backbone belongs to the first run still, and the model around it is another."""
     model = network()
