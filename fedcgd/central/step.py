@@ -53,7 +53,8 @@ class PrivateGradient:
         augmentation_multiplicity: K: how often the transform is called for each example. The gradients of the K copies are
             averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image Classification
             through Scale", 2022, arXiv:2204.13650).
-        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, on a GPU in 1 GiB.
+        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, on a GPU in a sixteenth of
+            its memory.
         group: the processes that train one model together, as `torch.distributed.group.WORLD`; each computes micro-batches of its
             own. With a `micro_batch` of the same size, any number of them has the same bits.
         on_release: called at the end of each call, with its `CentralRelease`; the optimizer moves the model after that.
@@ -141,8 +142,10 @@ class PrivateGradient:
             self._round = self._releases.count
             released = self._release(trained)
         assert released is not None
-        mean = torch.split(released.to(torch.float64) * self._scale, self._sizes)
-        for p, part in zip(trained.values(), mean, strict=True):
+        mean = released.to(torch.float64) * self._scale
+        if len(kinds := {p.dtype for p in trained.values()}) == 1:
+            mean = mean.to(*kinds)  # of all at once, which a GPU begins once
+        for p, part in zip(trained.values(), torch.split(mean, self._sizes), strict=True):
             p.grad = as_spread(part.view(p.shape).to(p.dtype), p)
         self._round += 1
         if self._on_release is not None:

@@ -20,8 +20,8 @@ ExampleLoss = Callable[..., Tensor]
 CHUNK_ENTRIES = 2**23
 """Gradient entries held at once by default in main memory, 32 MiB: more are in no cache, and no faster."""
 
-_ON_A_GPU = 32
-"""As many times of these on a GPU, 1 GiB: it has memory, and waits for the host with less."""
+_PART_OF_A_GPU = 64
+"""On a GPU one entry for so many bytes of its memory, a sixteenth of it: each part of a batch waits for the host."""
 
 _COPIED = 4 * CHUNK_ENTRIES  # numbers that a GPU puts together in less time than it takes to begin a few passes more
 _MOST_ROWS = 4096  # however few numbers are trained: what the model computes of an example takes memory, too
@@ -29,7 +29,9 @@ _MOST_ROWS = 4096  # however few numbers are trained: what the model computes of
 
 def rows_at_once(size: int, device: torch.device) -> int:
     """How many gradients of `size` numbers exist at once by default."""
-    entries = CHUNK_ENTRIES * (1 if device.type == "cpu" else _ON_A_GPU)
+    entries = CHUNK_ENTRIES
+    if device.type == "cuda":
+        entries = torch.cuda.get_device_properties(device).total_memory // _PART_OF_A_GPU
     return max(1, min(entries // max(1, size), _MOST_ROWS))
 
 

@@ -127,8 +127,8 @@ def same_bits(kernels: GpuKernels, device: torch.device) -> bool:
     NUMPY.add_to_grid(expected, start, keys[:2], weights, keys[2], width)
     words = words_of(stream.key_of(2, 0), first, last)[5:-4]
     expected += np.rint(np.float64(normal) * 1.7e5 + width * words).astype(np.int64)
-    coefficients = _coefficients(bytes(32))
-    hashes = kernels.tile_hashes(total, torch.from_numpy(coefficients).to(device))
+    hashes = kernels.tile_hashes(total, _coefficients(bytes(32), device))
+    coefficients = _coefficients(bytes(32), torch.device("cpu")).numpy()
     tiles = np.pad(expected, (0, -size % coefficients.shape[1])).reshape(-1, 1, coefficients.shape[1])
     expected_hashes = (tiles * coefficients).sum(-1).reshape(-1)
     return (
@@ -151,15 +151,12 @@ def sum_digest(steps: Tensor, key: bytes) -> NDArray[Any]:
     hashes = steps
     while hashes is steps or len(hashes) > _FEW_HASHES:
         key = hashlib.sha256(b"fedcgd fingerprint" + key).digest()
-        hashes = gpu.tile_hashes(hashes, torch.from_numpy(_coefficients(key)).to(steps.device))
+        hashes = gpu.tile_hashes(hashes, _coefficients(key, steps.device))
     return hashes.cpu().numpy()
 
 
 @lru_cache(maxsize=4)
-def _coefficients(key: bytes) -> NDArray[np.int64]:
-    """Uniform, shape (4, 2048)."""
-    return (
-        np.frombuffer(hashlib.shake_256(key).digest(8 * _HASHES * _HASHED), "<i8")
-        .astype(np.int64)
-        .reshape(_HASHES, _HASHED)
-    )
+def _coefficients(key: bytes, device: torch.device) -> Tensor:
+    """Uniform int64, shape (4, 2048), on `device`."""
+    numbers = np.frombuffer(hashlib.shake_256(key).digest(8 * _HASHES * _HASHED), "<i8").astype(np.int64)
+    return torch.from_numpy(numbers.reshape(_HASHES, _HASHED)).to(device)

@@ -197,7 +197,8 @@ class RunNoise:
             ValueError: for a round after the last.
         """
         earlier = tuple(earlier)  # `record` may append to the very list that it was
-        nonce = self._key.nonce_of(self._stream_id, self.digest(total), earlier=earlier, attempt=attempt)
+        bound = self._normals.digest(total, self._secret)
+        nonce = self._key.nonce_of(self._stream_id, bound, earlier=earlier, attempt=attempt)
         if join is not None:
             nonce = join(nonce)
         if record is not None:
