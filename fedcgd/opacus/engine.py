@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict, Unpack, overload
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -38,36 +38,6 @@ from fedcgd.plan import Plan
 from fedcgd.release import CentralRelease, NoiseMode
 
 Private = tuple[Any, ...]
-
-
-class _WithEpsilon(TypedDict, total=False):
-    """The arguments of `make_private_with_epsilon` but the mode, on which the types of its results depend."""
-
-    module: Required[nn.Module]
-    optimizer: Required[optim.Optimizer]
-    criterion: Any
-    data_loader: Required[DataLoader[Any]]
-    mechanism: Mechanism | str | None
-    target_epsilon: Required[float]
-    target_delta: Required[float]
-    epochs: Required[int]
-    max_grad_norm: Required[float]
-    sampling: str | None
-    groups: int | None
-    noise: NoiseMode | None
-    batch_first: bool
-    loss_reduction: Literal["mean", "sum"]
-    poisson_sampling: bool | None
-    clipping: str
-    noise_generator: torch.Generator | None
-    wrap_model: bool
-    rand_on_empty: bool
-    accumulation_steps: int
-    augmentation_multiplicity: int
-    assume_independent: str | None
-    schedule: Schedule
-
-
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
 
@@ -277,16 +247,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
             return wrapped, private, loss, loader
         return wrapped, private, loader
-
-    @overload
-    def make_private_with_epsilon(
-        self, *, grad_sample_mode: Literal["ghost"], **arguments: Unpack[_WithEpsilon]
-    ) -> tuple[nn.Module, CorrelatedOptimizer, GhostLoss, DataLoader[Any]]: ...
-
-    @overload
-    def make_private_with_epsilon(
-        self, *, grad_sample_mode: Literal["hooks", "functorch"] = "hooks", **arguments: Unpack[_WithEpsilon]
-    ) -> tuple[nn.Module, CorrelatedOptimizer, DataLoader[Any]]: ...
 
     def make_private_with_epsilon(
         self,

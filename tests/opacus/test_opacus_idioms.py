@@ -136,7 +136,7 @@ def test_another_batch_norm_is_refused_with_both_remedies(broken, monkeypatch):
         model.norm.requires_grad_(True)
     else:
         model.norm.train()
-    with pytest.raises((ValueError, NotImplementedError), match=r"GroupNorm.*layer\.eval\(\)|BatchNorm cannot support"):
+    with pytest.raises((ValueError, NotImplementedError), match=r"GroupNorm.*eval\(\)|BatchNorm cannot support"):
         Run(monkeypatch, model=model)
 
 
