@@ -21,9 +21,11 @@ NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
 MECHANISMS = [mechanism_table.ONE_OF_EACH[name] for name in ("lambda-cgd", "bisr", "bsr", "blt", "tree")]
 
 
+@pytest.mark.parametrize("kernels", [None, numpy_kernels()], ids=["in main memory", "by kernels"])
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 @pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
-def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism) -> None:
+def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism, kernels, monkeypatch) -> None:
+    monkeypatch.setattr(tensors, "gpu_kernels", lambda device: kernels)
     arrays = NoiseSource(mechanism, 9, LatticeNormals(STREAM, GRID), mode)
     made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
     for t in range(9):
@@ -32,7 +34,8 @@ def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism) 
         expected, got = np.arange(11), torch.arange(11)
         arrays.add(expected, NONCES[: t + 1], 3.0)
         made.add(got, NONCES[: t + 1], 3.0)
-        np.testing.assert_array_equal(got.numpy(), expected)
+        # Buffers are combined by torch here, and by NumPy there: some float32 ends differ.
+        np.testing.assert_allclose(got.numpy(), expected, atol=0 if mode == "replay" else 2)
         assert np.abs(expected - np.arange(11)).min() > 2**6
 
 
@@ -48,20 +51,6 @@ def test_a_sum_whose_numbers_are_apart_is_refused(mode) -> None:
 def test_kernels_are_used_only_if_their_bits_are_numpys() -> None:
     assert tensors.same_bits(numpy_kernels(), torch.device("cpu"))
     assert not tensors.same_bits(numpy_kernels(wrong=True), torch.device("cpu"))
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
-@pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
-def test_kernels_get_the_keys_and_weights_of_their_round(mode, mechanism, monkeypatch) -> None:
-    arrays = NoiseSource(mechanism, 9, LatticeNormals(STREAM, GRID), mode)
-    made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
-    monkeypatch.setattr(tensors, "gpu_kernels", lambda device: numpy_kernels())
-    for t in range(9):
-        expected, got = np.arange(11), torch.arange(11)
-        arrays.add(expected, NONCES[: t + 1], 3.0)
-        made.add(got, NONCES[: t + 1], 3.0)
-        # Buffers are combined by torch here, and by NumPy there: some float32 ends differ.
-        np.testing.assert_allclose(got.numpy(), expected, atol=0 if mode == "replay" else 2)
 
 
 def test_a_device_without_kernels_is_told_once_and_gets_the_same_numbers(monkeypatch) -> None:
