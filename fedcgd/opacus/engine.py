@@ -113,8 +113,16 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError("Passing seed is prohibited in secure mode, and the key is that of a simulation seed")
         self.secure_mode, self.secure_rng, self.dataset = secure_mode, None, None
         self._key, self._record, self._on_release = key, record, on_release
-        self.accountant: RunAccountant | None = None
-        """The rounds of the run, where Opacus has its accountant; None before `make_private`."""
+        self._account: RunAccountant | None = None
+
+    @property
+    def accountant(self) -> RunAccountant:
+        """The rounds of the run, where Opacus has its accountant. Raises RuntimeError before `make_private`."""
+        if self._account is None:
+            raise RuntimeError(
+                "there is no run yet: call make_private first, with the plan of the checkpoint if there is one"
+            )
+        return self._account
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -198,7 +206,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             TypeError: for a model, an optimizer or a data set of a kind that cannot be made private.
             RuntimeError: if this engine has released rounds: another run takes another engine.
         """
-        if self.accountant is not None and self.accountant.released:
+        if self._account is not None and self._account.released:
             raise RuntimeError("this engine has made a run private already; make another engine for another run")
         inner: nn.Module = module._module if isinstance(module, AbstractGradSampleModule) else module
         gradients = GradientSettings(
@@ -242,7 +250,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         loader = private_loader(data_loader, run, accountant.rounds)
         probing = inner.register_forward_pre_hook(FirstBatches(run, accountant, loader).before, with_kwargs=True)
         attach(inner, [*private.handles, probing, *FirstBuffers(inner).watch(inner)], accountant.rounds)
-        self._key, self.accountant = run.key, accountant
+        self._key, self._account = run.key, accountant
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
             return wrapped, private, loss, loader
@@ -337,7 +345,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         Args:
             delta: δ.
         """
-        return self._run().get_epsilon(delta)
+        return self.accountant.get_epsilon(delta)
 
     def save_checkpoint(
         self, *, noise_scheduler: None = None, grad_clip_scheduler: None = None, **arguments: Any
@@ -354,7 +362,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             RuntimeError: before `make_private`.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        self._run()
         super().save_checkpoint(**arguments)
 
     def load_checkpoint(
@@ -390,7 +397,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             RuntimeError: before `make_private`.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        accountant = self._run()
+        accountant = self.accountant
         # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
         options = {"map_location": "cpu", **(torch_load_kwargs or {}), "weights_only": True}
         try:
@@ -410,14 +417,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 "only one of the checkpoint and the call has an optimizer; its state is not loaded", stacklevel=2
             )
         return checkpoint
-
-    def _run(self) -> RunAccountant:
-        """The account of the run. Raises RuntimeError before `make_private`."""
-        if self.accountant is None:
-            raise RuntimeError(
-                "there is no run yet: call make_private first, with the plan of the checkpoint if there is one"
-            )
-        return self.accountant
 
     def _validate(self, inner: nn.Module, optimizer: optim.Optimizer, plan: Plan, epoch: Epoch, mode: str) -> None:
         """Refuse what the plan does not cover; `inner` is the model itself."""
@@ -450,8 +449,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             run.plan, run.key, size, record=self._record, device=run.trained[0].device, ranks=run.ranks, mode=noise,
             configuration={"kind": "central", "examples": run.epoch.examples, "parameters": size},
         )  # fmt: skip
-        if self.accountant is not None:
-            self.accountant.rounds.end()  # of another model, perhaps: its releases would be on nobody's account
+        if self._account is not None:
+            self._account.rounds.end()  # of another model, perhaps: its releases would be on nobody's account
         if released := detach_earlier_runs(run.module):
             warnings.warn(
                 f"an earlier run has released {released} rounds of this model: what it and the new run tell of an example "
