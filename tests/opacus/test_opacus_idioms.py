@@ -295,8 +295,11 @@ def test_parameters_without_a_gradient_to_speak_of_are_not_refused_later(monkeyp
 
 
 @pytest.mark.filterwarnings("ignore:NO NOISE")
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_without_noise_the_batches_are_those_of_plain_sgd(accumulation, monkeypatch):
+@pytest.mark.parametrize(
+    ("accumulation", "clip_norm", "mode"),
+    [(1, 100.0, "hooks"), (2, 100.0, "hooks"), (1, 1e20, "hooks"), (1, 1e8, "ghost")],
+)
+def test_without_noise_the_batches_are_those_of_plain_sgd(accumulation, clip_norm, mode, monkeypatch):
     """No noise, a clip norm that cuts nothing, the loader's own batches in its order: the model of the loop without privacy."""
     data = examples(20, scale=1.0)
     plain = network()
@@ -308,13 +311,14 @@ def test_without_noise_the_batches_are_those_of_plain_sgd(accumulation, monkeypa
                 optimizer.step()
                 optimizer.zero_grad()
     run = Run(
-        monkeypatch, data=data, model=network(), batch=5, rate=0.05, noise_multiplier=0.0, clip_norm=100.0,
-        accumulation=accumulation,
+        monkeypatch, data=data, model=network(), batch=5, rate=0.05, noise_multiplier=0.0, clip_norm=clip_norm,
+        accumulation=accumulation, mode=mode,
     )  # fmt: skip
     assert list(run.loader.batch_sampler.rows(0))[:5] == [0, 1, 2, 3, 4]
     for _ in range(2):
         run.train()
     assert torch.allclose(flatten(run.model), flatten(plain), atol=1e-6)
+    assert run.engine.get_epsilon(1e-5) == float("inf")
 
 
 def test_with_noise_the_batches_are_drawn_by_the_key(monkeypatch):

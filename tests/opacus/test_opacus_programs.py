@@ -80,26 +80,6 @@ def test_batch_memory_manager_with_the_two_orders_of_zero_grad(mode, monkeypatch
         assert torch.allclose(flatten(run.model), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("noise", ["replay", "buffer"])
-def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_run_without_interruption(
-    mode, noise, tmp_path, monkeypatch
-):
-    options = {"mode": mode, "noise": noise, "model": network(), "rate": 0.05}
-    run = Run(monkeypatch, **options)
-    for number, batch in enumerate(run.loader):
-        run.step(batch)
-        if number == 1:
-            break
-    run.engine.save_checkpoint(path=tmp_path / "checkpoint", module=run.module, optimizer=run.optimizer)
-    again = Run(monkeypatch, **{**options, "model": network()})
-    again.engine.load_checkpoint(path=tmp_path / "checkpoint", module=again.module, optimizer=again.optimizer)
-    again.train()
-    again.train()
-    expected = flatten(trained(monkeypatch, mode=mode, noise=noise).model)
-    assert torch.allclose(flatten(again.model), expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop])
 def test_optimizers_with_state_and_their_checkpoint(optimizer, tmp_path, monkeypatch):
     """The state of the wrapped optimizer is saved and loaded; the gradients it sees are finite and of the model's type."""
