@@ -108,9 +108,8 @@ class PrivateGradient:
         parts = parts_of(plan.participation, len(data))
         settings = {"kind": "central", "examples": len(data), "parameters": size}
         self._ranks = ranks = None if group is None else Ranks(group)
-        self._rank, self._count, self._telling_failures = 0, 1, nullcontext
+        self._rank, self._count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
         if ranks is not None:
-            self._rank, self._count, self._telling_failures = ranks.rank, ranks.count, ranks.telling_failures
             ranks.agree(
                 {"plan and data": (repr(plan), settings), "the key": key.fingerprint, "parameters": self._shapes}
             )
@@ -144,7 +143,7 @@ class PrivateGradient:
         assert released is not None
         mean = released.to(torch.float64) * self._scale
         if len(kinds := {p.dtype for p in trained.values()}) == 1:
-            mean = mean.to(*kinds)  # of all at once, which a GPU begins once
+            mean = mean.to(kinds.pop())  # of all at once, which a GPU begins once
         for p, part in zip(trained.values(), torch.split(mean, self._sizes), strict=True):
             p.grad = as_spread(part.view(p.shape).to(p.dtype), p)
         self._round += 1
@@ -167,7 +166,7 @@ class PrivateGradient:
         seed = hashlib.sha256(self._secret + f"fedcgd randomness {self._round}".encode()).digest()
         device = next(iter(trained.values())).device  # the model may have been moved since the round before
         total = self._releases.zeros(device)
-        with self._telling_failures():
+        with nullcontext() if self._ranks is None else self._ranks.telling_failures():
             values = self._gradients.begin(trained)
             for start in range(self._rank * self._micro_batch, len(rows), self._count * self._micro_batch):
                 examples = self._examples.stack(rows[start : start + self._micro_batch], seed, device)

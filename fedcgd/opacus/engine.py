@@ -483,12 +483,12 @@ def ranks_of(module: nn.Module) -> Ranks | None:
     """
     if not isinstance(module, DifferentiallyPrivateDistributedDataParallel):
         return None
-    if not (dist.is_available() and dist.is_initialized()):
+    if (world := dist.group.WORLD if dist.is_available() else None) is None:
         raise RuntimeError(
             "the model is for several processes, and there is no process group: start the program with torchrun, and call "
             "torch.distributed.init_process_group first"
         )
-    return Ranks(dist.group.WORLD)
+    return Ranks(world)
 
 
 def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_independent: str | None) -> None:
