@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedcgd.clipping.flat_models import layout, unflatten
 from fedcgd.clipping.norms import ROUNDING
-from fedcgd.native.vector_kernels import LANES, aligned, kernels_for
+from fedcgd.native.vector_kernels import LANES, aligned, kernels
 from fedcgd.noise.quantisation import Lattice
 
 ExampleLoss = Callable[..., Tensor]
@@ -230,12 +230,12 @@ def _squares(rows: Tensor) -> Tensor:
     if rows.shape[1] < LANES:
         return _BY_TORCH.squares(rows)
     lanes = np.zeros((len(rows), LANES))
-    kernels_for(rows.numel()).squares(aligned(rows.numpy()), lanes)
+    kernels().squares(aligned(rows.numpy()), lanes)
     return torch.from_numpy(lanes.sum(axis=1))
 
 
 def _accumulate(rows: Tensor, factors: Tensor, total: Tensor) -> None:
-    kernels_for(rows.numel()).accumulate(aligned(rows.numpy()), factors.numpy(), 1.0, total.numpy())
+    kernels().accumulate(aligned(rows.numpy()), factors.numpy(), 1.0, total.numpy())
 
 
 def _accumulate_by_torch(rows: Tensor, factors: Tensor, total: Tensor) -> None:
