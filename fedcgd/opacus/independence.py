@@ -304,6 +304,8 @@ class IndependenceProbe:
                 raise
             made = [] if hooks is None else self._gradients(module, outputs, replaced)
             norms = [norms_of(one)[:, None] for _, one in made]
+        for p in module.parameters():  # hooks hold the copy in a circle: rows as large as a batch's would wait for the collector
+            vars(p).clear()
         table = torch.cat(norms, dim=1) if norms else torch.zeros(self._rows, 0, dtype=torch.float64)
         return _Trace([t.detach() for t in outputs], [name for name, _ in made], table, shapes)
 

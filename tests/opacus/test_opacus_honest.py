@@ -1,5 +1,6 @@
 """Programs whose examples are apart are not refused, whatever shape a batch has."""
 
+import gc
 import runpy
 from contextlib import nullcontext
 from pathlib import Path
@@ -219,3 +220,15 @@ def test_a_sum_in_another_order_now_and_then_is_not_taken_for_a_mixture(every, f
 def test_a_mixture_is_seen_beside_sums_in_another_order(every):
     with pytest.raises(CrossExampleLeakError, match=r"first\.weight"):
         check_independence(SumsInAnyOrder(range(3, 1000, every), mixes=0.2), torch.randn(6, 5))
+
+
+def test_what_a_probe_has_made_for_examples_is_freed_at_once():
+    def rows() -> int:
+        return sum(issubclass(type(o), torch.Tensor) and o.shape == (7, 5, 3) for o in gc.get_objects())
+
+    gc.disable()
+    try:
+        check_independence(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), torch.randn(7, 3))
+        assert rows() == 0
+    finally:
+        gc.enable()
