@@ -90,13 +90,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "error:::fedcgd")
 
 
-@pytest.fixture(autouse=True)
-def _no_runs_of_other_tests() -> None:
-    """No test is told of the runs of another one over the same examples."""
-    if (runs := sys.modules.get("fedcgd.opacus.overlap")) is not None:
-        runs._released.clear()
-
-
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that an earlier run has optimised is found."""

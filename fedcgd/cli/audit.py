@@ -92,17 +92,15 @@ def opacus_release(plan: Plan, seed: int) -> Release:
     """What central training, by the pure step or the Opacus engine, releases on a CPU, round by round."""
     import torch
 
-    from fedcgd.central.ranks import Ranks
     from fedcgd.central.releases import Releases
 
     def release(sums: Matrix, repetition: int) -> Matrix:
         releases = Releases(
             plan, audit_key(seed, repetition), sums.shape[1], record=None, configuration={}, device=torch.device("cpu"),
-            ranks=Ranks(None),
         )  # fmt: skip
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):
-            steps = torch.from_numpy(row / releases.step).round_()
+            steps = torch.from_numpy(row / releases.step).round_().to(torch.int64)
             noised[t] = releases.release(steps, t, np.arange(0)).numpy() * releases.step  # type: ignore[union-attr]
         return noised
 
