@@ -173,10 +173,7 @@ def ledger(on: Installed) -> None:
     """A record that is shown, verified, exported and reported; and one that contradicts itself."""
     on.expect(0, on.python, "-c", LEDGER)
     recorded(on, "run.db")
-    if on.extra in NEEDED_BY["matplotlib"]:
-        on.expect(0, "fedcgd", "report", "run.db", "-o", "report.html")
-    else:
-        on.expect(2, "fedcgd", "report", "run.db", "-o", "report.html", says='pip install "fedcgd[plots]"')
+    on.expect(0, "fedcgd", "report", "run.db", "-o", "report.html")
     on.expect(0, on.python, "-c", FORGED)
     on.expect(1, "fedcgd", "ledger", "verify", "run.db", says="Problem")
 

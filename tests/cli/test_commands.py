@@ -95,8 +95,6 @@ MISTAKES = [
     ([*RUN, "--mechanism", "blt"], "blt needs d, the number of buffers: write blt:d"),
     ([*RUN[:1], "--rounds", "9", "--delta", "1e-5", "--noise-multiplier", "3"], "write lambda-cgd:λ"),
     ([*COMPARE, "--mechanism", "[bold]x[/foo]"], "'[bold]x[/foo]'"),
-    ([*RUN, "--plot", "/nope/x.png"], "there is no folder /nope for the plot x.png"),
-    ([*RUN, "--plot", "x.txt"], "a plot is a .png, .svg or .pdf file, got x.txt"),
     (["ledger", "show", "none.db"], "no ledger"),
     (["keeper", "verify", "court"], "each record is NAME=FILE"),
     (["report", "run.db", "-o", "report.pdf"], "must end in .html, .md, .json"),
