@@ -22,9 +22,10 @@ class Toeplitz(Mechanism):
     """
 
     def __init_subclass__(cls) -> None:
-        if own := {"bandwidth", "columns", "inverse_row"} & vars(cls).keys():
+        follow = ("bandwidth", "columns", "inverse_row")
+        if own := [name for name in follow if getattr(cls, name) is not getattr(Toeplitz, name)]:
             raise TypeError(
-                f"{cls.__name__} defines {', '.join(sorted(own))}, which follow from the coefficients of a Toeplitz C: leave "
+                f"{cls.__name__} has its own {', '.join(own)}, which follow from the coefficients of a Toeplitz C: leave "
                 "them out, or inherit Mechanism"
             )
 
