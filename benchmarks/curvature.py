@@ -208,7 +208,7 @@ def one_number() -> None:
         "\n512 rounds, k participations 512/k apart, tanh-cnn on digits, η = 0.5: loss at equal privacy over that of dp-sgd"
     )
     print(
-        f"{'k':>4} {'λ':>7} {'best λ':>8} {'practical':>9} {'best ν':>8} {'blt:2':>8} {'noise-curve:8':>13} {'band-mf:8':>9}"
+        f"{'k':>4} {'λ':>7} {'best λ':>8} {'excess':>9} {'best ν':>8} {'blt:2':>8} {'noise-curve:8':>13} {'band-mf:8':>9}"
     )
     for k in (1, 2, 4, 8, 16, 32, 64):
         who = Participation(rounds=512, min_separation=512 // k)
@@ -216,7 +216,7 @@ def one_number() -> None:
         made = [
             DPSGD(),
             best,
-            practical(who),
+            excess(who),
             fitted.nu_dp_ftrl(who, quadratic=digits),
             blt(2, who, quadratic=digits),
             catalogue.mechanism("noise-curve:8", who, curvature=digits),
@@ -230,8 +230,8 @@ def one_number() -> None:
         )
 
 
-def practical(who: Participation) -> Mechanism:
-    return LambdaCGD(select_lambda(who, objective="practical", epsilon=8, delta=1e-5).lam)
+def excess(who: Participation) -> Mechanism:
+    return LambdaCGD(select_lambda(who, objective="excess", epsilon=8, delta=1e-5).lam)
 
 
 def networks() -> None:

@@ -97,13 +97,13 @@ def audit_plan(
     the noise of the first ones hides worst, and the best linear statistic within its 256 rounds: it finds a round
     without noise, wherever it is.
 
-    Under b-min-sep and random-allocation sampling a fair coin decides for each of the `trials` whether there is a user. If so, it
-    adds ζ in its rounds, which are drawn as a run draws them; and an adversary who knows all but these rounds judges by the
+    Under b-min-sep sampling a fair coin decides for each of the `trials` whether there is a user. If so, it adds ζ
+    in its rounds, which are drawn as a run draws them; and an adversary who knows all but these rounds judges by the
     likelihood ratio that ε is accounted by. Without groups of users and normal scores this sees less: a tenth of σ at δ = 0.1
     with 300,000 trials, and at δ = 1e-5 not that. So audit the noise too, without the sampling.
 
     Args:
-        plan: without a sampling, or with b-min-sep or random-allocation. For others, audit the ε that σ gives without it: the
+        plan: without a sampling, or with b-min-sep. For others, audit the ε that σ gives without it: the
             noise does not depend on how users are chosen.
         release: `(sums, repetition)` → what is released for sums of shape (rounds, trials), with at least as many rows;
             `server_release` is what a server does.
@@ -130,7 +130,7 @@ def audit_plan(
     if plan.participation.is_secret and not coins:
         raise ValueError(
             f"the noise is audited for known participation, got sampling {plan.participation.sampling}; give the same rounds "
-            "with sampling none, and the ε that σ gives there (the rounds of b-min-sep and random-allocation are drawn)"
+            "with sampling none, and the ε that σ gives there (the rounds of b-min-sep are drawn)"
         )
     bounds = (_bounds_with_coins if coins else _bounds_of_known_rounds)(
         plan, release, epsilon, seed, trials, confidence

@@ -216,17 +216,6 @@ def test_with_coins_the_claim_stands_and_a_tenth_less_noise_is_refuted() -> None
         assert all(name.startswith("likelihood ratio with coins") for name in result.bounds)
 
 
-def test_rounds_of_epochs_stand_and_less_noise_is_refuted() -> None:
-    """Two bands, 4 epochs of 3 rounds. Of S all choices of rounds are alike: which they are it does not see."""
-    participation = Participation(rounds=12, max_participations=4, sampling="random-allocation")
-    plan = Plan.calibrated(BSR(2), participation, clip_norm=CLIP, epsilon=2.0, delta=0.1)
-    sums = coin_sums(plan, count(), np.ones(50, dtype=bool), 0)
-    assert np.all((sums > 0).reshape(4, 3, 50).sum(axis=1) == 1)
-    assert len({tuple(np.flatnonzero(user)) for user in sums.T}) > 20
-    assert audit_plan(plan, released(plan), epsilon=2.0, seed=0, trials=300_000).passed
-    assert not audit_plan(plan, released(plan, scale=0.88), epsilon=2.0, seed=0, trials=300_000).passed
-
-
 def test_coins_that_everybody_knows_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise is right, and the rounds are always 0 and 4: what coins are accounted for, they do not bring."""
     plan = coins_plan(2.0, 0.1)

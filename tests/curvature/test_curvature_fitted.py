@@ -200,7 +200,7 @@ def test_lambda_for_a_budget_is_that_of_the_table() -> None:
     with pytest.raises(ValueError, match="needs a"):
         select_lambda(MANY, objective="curvature", **budget)
     with pytest.raises(ValueError, match="no other"):
-        select_lambda(MANY, objective="practical", curvature=SOME, **budget)
+        select_lambda(MANY, objective="excess", curvature=SOME, **budget)
 
 
 def test_a_plan_is_fitted_and_bands_are_chosen_for_the_loss() -> None:

@@ -174,7 +174,7 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu_code, "_tile_hashes", launches)
     monkeypatch.setattr(clipping_gpu_code, "_squares", launches)
     monkeypatch.setattr(clipping_gpu_code, "_accumulate", launches)
-    total, key = torch.zeros(10, dtype=torch.float64), np.zeros(8, np.uint32)
+    total, key = torch.zeros(10, dtype=torch.int64), np.zeros(8, np.uint32)
     gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
     gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
     gpu_code.fill_normals(total, 0, key)

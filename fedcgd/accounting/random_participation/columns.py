@@ -197,13 +197,8 @@ class BandedColumns(Columns):
         """⟨C[:, t], C[:, t − lag]⟩, shape (`width`, n), by lag and t."""
         return np.stack([self.products(lag) for lag in range(self.width)])
 
-    def forward(self, x: Matrix) -> Matrix:
-        """C·x for x of shape (n, m)."""
-        return np.asarray(self._matrices[0] @ x)
-
-    def adjoint(self, y: Matrix) -> Matrix:
-        """Cᵀ·y for y of shape (n, m)."""
-        return np.asarray(self._matrices[1] @ y)
+    def _banded(self, x: Matrix, *, transposed: bool) -> Matrix:
+        return np.asarray(self._matrices[transposed] @ x)
 
     @cached_property
     def _matrices(self) -> tuple[csr_array, csr_array]:
