@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import nn, optim
 
@@ -51,26 +51,20 @@ class Setup:
         return self.mechanism.startswith("file:")
 
 
-Optimizer = Literal["sgd", "adam", "adagrad"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """An optimiser with its first learning rate; `schedule` lowers that rate to zero over the rounds, or not at all.
+    """SGD with its first learning rate; `schedule` lowers that rate to zero over the rounds, or not at all.
 
-    All of it works on what was released, so it costs no privacy. Raises ValueError for an unknown name, and for momentum
-    that is not in [0, 1) or not SGD's.
+    All of it works on what was released, so it costs no privacy. Raises ValueError for an unknown schedule, and for momentum that
+    is not in [0, 1).
     """
 
     learning_rate: float
-    optimizer: Optimizer = "sgd"
     momentum: float = 0.0
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        if self.optimizer not in get_args(Optimizer):
-            raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
-        check_descent(self.optimizer, self.momentum, self.schedule)
+        check_descent("sgd", self.momentum, self.schedule)
         as_positive("learning_rate", self.learning_rate)
 
     def rate(self, round: int, rounds: int) -> float:
@@ -125,7 +119,6 @@ class CentralPoint(Setup, Descent):
             epsilon=1.0,
             clip_norm=1.0,
             learning_rate=1.0,
-            optimizer="sgd",
             momentum=0.0,
             schedule="constant",
         )
@@ -133,18 +126,12 @@ class CentralPoint(Setup, Descent):
 
 def descent(
     how: Descent, parameters: Sequence[nn.Parameter], rounds: int
-) -> tuple[optim.Optimizer, optim.lr_scheduler.LambdaLR]:
-    """An optimiser of `parameters` and its schedule, to be stepped once a round.
+) -> tuple[optim.SGD, optim.lr_scheduler.LambdaLR]:
+    """SGD of `parameters` and its schedule, to be stepped once a round.
 
     It goes up: the gradients are to be those of minus the loss, as a user's update is in federated training, so that noise
     that is added to them has the same sign in the model.
     """
-    optimizer: optim.Optimizer
-    if how.optimizer == "sgd":
-        optimizer = optim.SGD(parameters, lr=how.learning_rate, momentum=how.momentum, maximize=True)
-    elif how.optimizer == "adam":
-        optimizer = optim.Adam(parameters, lr=how.learning_rate, maximize=True)
-    else:
-        optimizer = optim.Adagrad(parameters, lr=how.learning_rate, maximize=True)
+    optimizer = optim.SGD(parameters, lr=how.learning_rate, momentum=how.momentum, maximize=True)
     factor = SCHEDULES[how.schedule]
     return optimizer, optim.lr_scheduler.LambdaLR(optimizer, lambda round: factor(round / rounds))

@@ -60,18 +60,17 @@ def test_a_point_trains_what_is_written_down_by_hand() -> None:
     assert (noisy - trained).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
 @pytest.mark.parametrize(
     ("mechanism", "sampling"),
     [("lambda-cgd:0.8", "none"), ("blt:2", "balls-in-bins"), ("dp-sgd", "poisson"), ("lambda-cgd:0.8", "b-min-sep")],
 )
-def test_softmax_is_trained_as_the_engine_trains_it(mechanism, sampling, optimizer) -> None:
+def test_softmax_is_trained_as_the_engine_trains_it(mechanism, sampling) -> None:
     """Several rates, momenta, schedules, norms and noises at once, and each as if it were alone."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data = task.load()
     some = replace(POINT, mechanism=mechanism, sampling=sampling, learning_rate=0.5)
     points = [
-        replace(some, optimizer=optimizer),
+        some,
         replace(some, learning_rate=0.1, momentum=0.9, schedule="cosine"),
         replace(some, clip_norm=0.3, schedule="linear", mechanism=mechanism if sampling == "poisson" else "bisr:3"),
     ]
@@ -80,8 +79,7 @@ def test_softmax_is_trained_as_the_engine_trains_it(mechanism, sampling, optimiz
     assert together.shape == (3, 650)
     for point, (plan, _), flat in zip(points, runs, together, strict=True):
         engine = flatten(train_engine(point, task, data.train, plan, physical_batch=512))
-        # The engine rounds each example's gradient to the lattice, and Adam divides by small second moments.
-        assert torch.allclose(flat, engine, atol=2e-5 if optimizer == "sgd" else 2e-4)
+        assert torch.allclose(flat, engine, atol=2e-5)  # the engine rounds each example's gradient to the lattice
 
 
 def test_runs_that_share_their_noise_have_a_simulations_key() -> None:
@@ -125,10 +123,8 @@ def test_no_seed_both_tunes_and_tests() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adagrad, got 'lion'"),
         ({"schedule": "steps"}, "schedule must be one of constant, linear, cosine, got 'steps'"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
-        ({"momentum": 0.5, "optimizer": "adam"}, "0 with an optimizer other than sgd, got 0.5 with adam"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"mechanism": "bisr:p=16"}, "p of bisr must be a whole number"),
         ({"mechanism": "sgd"}, "unknown mechanism"),
