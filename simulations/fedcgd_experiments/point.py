@@ -10,7 +10,7 @@ from fedcgd.mechanisms.schedule import SCHEDULES, Schedule
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, scheme_of
 from fedcgd.support.numbers import as_positive
-from fedcgd_simulations.server_optimizer import check_descent
+from fedcgd_simulations.server_optimizer import check_average, check_descent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,9 @@ TEST_SEEDS = 1000
 class CentralPoint(Setup, Descent):
     """A training run over examples. Its work is `epochs`: the gradients that it takes of each example, on average.
 
+    What is judged is the exponential moving average of the models with the decay `average`; 0 is the last model. An example's
+    gradient is the mean of those of so many `augmentations` of it, if there are any.
+
     Raises ValueError for a seed that is not one of its split's (`TEST_SEEDS`), and as `Setup` and `Descent` do.
     """
 
@@ -87,6 +90,8 @@ class CentralPoint(Setup, Descent):
     model: str = ""
     delta: float = 1e-5
     clip_norm: float = 1.0
+    average: float = 0.0
+    augmentations: int = 0
     seed: int
     split: Literal["validation", "test"] = "validation"
 
@@ -99,6 +104,7 @@ class CentralPoint(Setup, Descent):
             raise ValueError(f"seeds for tests are {TEST_SEEDS} and more, got {self.seed}; those below are for tuning")
         Setup.__post_init__(self)
         Descent.__post_init__(self)
+        check_average(self.average, self.augmentations)
 
     @property
     def setup(self) -> Setup:

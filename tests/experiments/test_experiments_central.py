@@ -158,9 +158,9 @@ def test_a_training_that_is_stopped_goes_on_from_its_last_epoch(tmp_path: Path, 
     mechanism = "lambda-cgd:0.8" if sampling == "none" else "dp-sgd"
     point = replace(
         POINT, model="tanh-cnn", epochs=3, sampling=sampling, mechanism=mechanism, learning_rate=0.1, momentum=0.9,
-        schedule="linear",
+        schedule="linear", average=0.9, augmentations=2,
     )  # fmt: skip
-    task = get_task("digits", model="tanh-cnn")
+    task = replace(get_task("digits", model="tanh-cnn"), augment=lambda inputs: inputs + 0.1 * torch.randn_like(inputs))
     train, plan, file = task.load().train, plan_of(point), tmp_path / "deep" / "one.pt"
 
     def trained(**more: Any) -> torch.Tensor:
@@ -169,8 +169,12 @@ def test_a_training_that_is_stopped_goes_on_from_its_last_epoch(tmp_path: Path, 
     for _ in range(2):
         with pytest.raises(PausedError, match="3 epochs"):
             trained(checkpoint=file, late=lambda: True)
-    assert torch.equal(trained(checkpoint=file, late=lambda: True), trained())
+    whole = trained()
+    assert torch.equal(trained(checkpoint=file, late=lambda: True), whole)
     assert not file.exists()
+    for other in ({"average": 0.0}, {"augmentations": 1}):  # each of them counts
+        point = replace(point, **other)
+        assert (trained() - whole).abs().max() > 1e-3
 
 
 def test_a_study_with_a_paused_training_is_gone_on_with(tmp_path: Path) -> None:

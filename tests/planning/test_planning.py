@@ -176,18 +176,24 @@ def test_more_participations_never_end_with_more_loss(model: LinearModel | None)
 def test_a_linear_model_bends_as_softmax_regression_does_at_its_start(
     classes: int, features: int, centred: bool
 ) -> None:
-    """Its Hessian is the second moment of the inputs, of norm 1 and with a one behind, times (I − 1/c)/c over the classes."""
+    """Its Hessian is the second moment of the inputs, of norm 1 and with a one behind, times (I − 1/c)/c over the classes.
+
+    All of it as much smaller as clipping to norm 1 makes the gradient of each example: those of random labels, made by hand.
+    """
     generator = np.random.default_rng(1)
     x = generator.normal(size=(4000, features)) + (0 if centred else 3)
     x = np.hstack([x / np.linalg.norm(x, axis=1, keepdims=True), np.ones((len(x), 1))])
     over_classes = np.eye(classes) / classes - np.full((classes, classes), 1 / classes**2)
     hessian = np.linalg.eigvalsh(np.kron(over_classes, x.T @ x / len(x)))
+    residuals = np.eye(classes)[generator.integers(0, classes, len(x))] - 1 / classes
+    norms = np.linalg.norm(x[:, :, None] * residuals[:, None, :], axis=(1, 2))
+    hessian *= (norms / np.maximum(norms, 1)).mean() / norms.mean()
     share = float((x[:, :-1].mean(0) ** 2).sum())
     found = Landscape.linear(LinearModel(classes=classes, features=features, mean_share=share))
     assert found.counts.sum() == np.linalg.matrix_rank(over_classes) * (features + 1) == np.sum(hessian > 1e-9)
     assert found.counts @ found.eigenvalues == pytest.approx(hessian.sum())
     assert found.eigenvalues[0] == pytest.approx(hessian.max(), rel=0.1)
-    assert found.counts @ found.energies == pytest.approx(0.75 * math.log(classes))
+    assert found.counts @ found.energies == pytest.approx(0.75 * math.log(classes) / norms.mean())
 
 
 @pytest.mark.parametrize(
