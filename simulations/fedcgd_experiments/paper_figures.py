@@ -120,7 +120,7 @@ DRAWN: dict[str, Callable[[Numbers], Figure]] = {
     "bands": draw_bands,
     "best-bands": draw_best_bands,
 }
-"""How each figure is drawn; "example-b1" is numbers alone."""
+"""How each figure is drawn."""
 
 
 def main(
@@ -143,8 +143,7 @@ def main(
             found = FIGURES[name]()
             known[name] = found | {"cpu_seconds": round(time.process_time() - started, 1)}
             write_json(numbers, known)
-        if name in DRAWN:
-            save(DRAWN[name](known[name]), output / f"paper-{name}.png")
+        save(DRAWN[name](known[name]), output / f"paper-{name}.png")
         console.print(f"{name}: {known[name]['cpu_seconds']} s of processor time", highlight=False)
 
 

@@ -119,48 +119,10 @@ def bands(*, rounds: int, epochs: Sequence[int], epsilons: Sequence[float], delt
     return found
 
 
-EXAMPLE_B1 = (
-    (0.740,),
-    (0.500, 0.822),
-    (0.450, 0.492, 0.876),
-    (0, 0.286, 0.395, 0.821),
-    (0, 0, 0.278, 0.462, 0.855),
-    (0, 0, 0, 0.335, 0.442, 0.882),
-    (0, 0, 0, 0, 0.272, 0.403, 0.892),
-    (0, 0, 0, 0, 0, 0.243, 0.409, 0.936),
-    (0, 0, 0, 0, 0, 0, 0.194, 0.353, 1.000),
-)
-"""The matrix that the bands paper prints in its Example B.1, row by row."""
-
-
-def example_b1() -> Numbers:
-    """Example B.1 of the bands paper: the optimal three bands for nine rounds, beside the printed ones; and both errors.
-
-    The error is that of Proposition 2.1, ‖C‖²_{1,2}·‖A·C⁻¹‖²_F.
-    """
-    ours = catalogue.mechanism("band-mf:3", Participation(rounds=9, min_separation=3)).columns(9, np.arange(9))
-    printed = np.zeros((9, 9))
-    for i, row in enumerate(EXAMPLE_B1):
-        printed[i, : len(row)] = row
-
-    def error(c: np.ndarray) -> float:
-        b = np.tri(9) @ np.linalg.inv(c)
-        return float((c**2).sum(axis=0).max() * (b**2).sum())
-
-    return {
-        "ours": np.round(ours, 4).tolist(),
-        "printed": printed.tolist(),
-        "largest_difference": float(np.abs(ours - printed).max()),
-        "error": error(ours),
-        "printed_error": error(printed),
-    }
-
-
 FIGURES: dict[str, Callable[[], Numbers]] = {
     "correlation": correlation,
     "normalisation": normalisation,
     "bands": lambda: bands(rounds=16384, epochs=(1, 2, 8, 32, 128, 512), epsilons=(1.0, 8.0)),
     "best-bands": lambda: bands(rounds=4096, epochs=(1, 2, 4, 8, 16, 32, 64, 128), epsilons=(0.5, 1.0, 2.0, 4.0, 8.0)),
-    "example-b1": example_b1,
 }
 """Each figure of benchmarks/reports/paper_figures.md, at the size that is shown there."""
