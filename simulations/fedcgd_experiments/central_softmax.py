@@ -14,7 +14,6 @@ from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.kernels import normals
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import DITHER, Lattice, add_values
 from fedcgd.opacus.clipped_sum import MARGIN
@@ -92,7 +91,7 @@ class _Noise:
         for round in range(rounds):
             add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Lattice(1.0))
         kinds = {id(plan.mechanism): plan.mechanism for plan in plans}
-        z = np.stack([normals(stream, round, 0, size) for round in range(rounds)])
+        z = np.stack([stream.normal(round, 0, 0, size) for round in range(rounds)])
         self._correlated = np.stack([inverse_of(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
         place = {name: i for i, name in enumerate(kinds)}
         triples = [(place[id(plan.mechanism)], plan.stddev, grids[plan.clip_norm]) for plan in plans]

@@ -17,7 +17,7 @@ from fedcgd.accounting.selection import select_lambda
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.bands import power_bandwidths, rule_of_thumb
+from fedcgd.optimisation.bands import power_bandwidths
 from fedcgd.participation import Participation
 
 Numbers = dict[str, Any]
@@ -108,7 +108,7 @@ def bands(*, rounds: int, epochs: Sequence[int], epsilons: Sequence[float], delt
             curves[str(k)] = {
                 "rmse": {str(p): error for p, error in errors.items()},
                 "best": least,
-                "rule": rule_of_thumb(epsilon, rounds=rounds, epochs=k),
+                "rule": max(1, min(round(epsilon * math.sqrt(rounds) / k), rounds // k)),  # its Section 4.3
                 "unamplified": errors[max(errors)] / errors[least],
                 "uncorrelated": errors[1] / errors[least],
             }
