@@ -121,7 +121,8 @@ def claim(setup: Setup) -> dict[str, Any]:
     """σ of `setup`, and what its ε means."""
     participation = setup.participation()
     guarantee = calibrate(mechanism_of(setup), participation, epsilon=setup.epsilon, delta=setup.delta)
-    return {name: getattr(guarantee, name) for name in CLAIM}
+    described = guarantee.to_description()
+    return {name: described[name] for name in CLAIM}
 
 
 def mechanism_of(setup: Setup) -> Mechanism:
