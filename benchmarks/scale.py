@@ -41,8 +41,8 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise
+from fedcgd_flower.clipping import Clipping, clipped_update
 from fedcgd_flower.messages import read_train_message, train_reply
-from fedcgd_flower.update import Clipping, clipped_update
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 PLOT = Path(__file__).parent / "results" / "plots" / "scale.png"
