@@ -275,6 +275,7 @@ class UserDirectory:
         """Ask the connected nodes that have not said yet which users they host, and take down what has been answered."""
         now = time.monotonic()
         self._questions = {node_id: asked for node_id, asked in self._questions.items() if node_id in names}
+        self._read_answers(grid, names)  # before anybody is asked again
         silent = sorted(names.keys() - self._declared.keys())
         due = [node_id for node_id in silent if node_id not in self._questions or now >= self._questions[node_id].again]
         queries = [users_query(node_id) for node_id in due]
