@@ -202,7 +202,7 @@ CURVES = (
     Curve("a round in the ledger, by cohort", "cohort", asked, tens(1, 5)),
     Curve("noise of a round", "parameters", noise, tens(4, 8)),
     Curve("a user's clipped update", "parameters", update, tens(4, 8)),
-    Curve("a server's round with ten nodes", "parameters", server_round, (*tens(6, 8), 5 * 10**8, 10**9), held=33),
+    Curve("a server's round with ten nodes", "parameters", server_round, (*tens(6, 8), 5 * 10**8, 10**9), held=29),
 )
 
 

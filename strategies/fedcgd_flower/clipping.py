@@ -160,15 +160,10 @@ class AdaptiveClipping:
             raise ValueError(
                 f"adaptive clipping: with σ = {noise_multiplier:.4g} and {cohort_size} users a round, a share measured to within "
                 f"{self.count_noise:g} would take more than half of the squared sensitivity. Take a cohort of at least "
-                f"{math.ceil(least / self.count_noise)}, a count_noise of at least {_rounded_up(least / cohort_size)}, or "
+                f"{math.ceil(least / self.count_noise)}, a count_noise of at least {1.01 * least / cohort_size:.3g}, or "
                 "a fixed norm"
             )
         return half
-
-
-def _rounded_up(value: float) -> float:
-    unit: float = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return round(math.ceil(value / unit) * unit, 12)
 
 
 def adaptive_round(clip_norm: float, indicator_norm: float, grid: Lattice) -> Clipping:

@@ -85,18 +85,9 @@ class PrivateEvaluation:
         if self.cohort_size is not None and self.cohort_size < 1:
             raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}")
 
-    def to_description(self, cohort_size: int) -> dict[str, Any]:
-        """All settings, as JSON-able values.
-
-        Args:
-            cohort_size: that of the training.
-        """
-        return {
-            "plan": self.plan.to_description(),
-            "bounds": dict(self.bounds),
-            "every": self.every,
-            "cohort_size": self.cohort_size or cohort_size,
-        }
+    def to_description(self) -> dict[str, Any]:
+        """All settings, as JSON-able values."""
+        return {**vars(self), "plan": self.plan.to_description(), "bounds": dict(self.bounds)}
 
     def is_due(self, release: int, rounds: int) -> bool:
         """Whether a release is evaluated.
@@ -107,14 +98,9 @@ class PrivateEvaluation:
         """
         return release > 0 and (release % self.every == 0 or release == rounds)
 
-    def sums(self, cohort_size: int) -> Sums:
-        """What is summed in an evaluation.
-
-        Args:
-            cohort_size: that of the training.
-        """
-        users = self.cohort_size or cohort_size
-        return Sums(plan=self.plan, size=lambda _: len(self.bounds), cohort_size=users)
+    def sums(self) -> Sums:
+        """What is summed in an evaluation. Its `cohort_size` is given, or the training has set it."""
+        return Sums(plan=self.plan, size=lambda _: len(self.bounds), cohort_size=self.cohort_size or 1)
 
     def noise(self, cohort_size: int, louder: float = 1.0) -> dict[str, float]:
         """The largest standard deviation of the noise on each metric, in its own units.
@@ -161,10 +147,10 @@ class Evaluator:
 
     def __init__(self, evaluation: PrivateEvaluation, settings: "RunSettings", rounds: "TrainingRounds") -> None:
         self.evaluation = evaluation
-        self.cohort_size = evaluation.cohort_size or settings.cohort.size
+        self.cohort_size = evaluation.sums().cohort_size
         self._settings, self._rounds = settings, rounds
         self._record_keys = record_keys_of(settings.inner)
-        configuration = {EVALUATION_OF: rounds.ledger.stream_id, **evaluation.to_description(self.cohort_size)}
+        configuration = {EVALUATION_OF: rounds.ledger.stream_id, **evaluation.to_description()}
         configuration |= settings.noise.to_description()
         path = None if settings.path is None else evaluation_ledger(settings.path)
         if path is not None and rounds.releases and not path.exists():
@@ -176,7 +162,7 @@ class Evaluator:
             path or MEMORY, plan=evaluation.plan, configuration=configuration, key=settings.key, purpose="evaluation"
         )
         self._record = ReleaseProtocol(self._ledger, evaluation.plan, settings.key)
-        self._noise = rounds.noise.of_evaluations(evaluation.sums(settings.cohort.size), self._ledger)
+        self._noise = rounds.noise.of_evaluations(evaluation.sums(), self._ledger)
 
     def close(self) -> None:
         """Close the ledger."""

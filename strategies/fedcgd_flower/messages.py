@@ -349,7 +349,7 @@ def keeper_reply(message: Message, context: Context, keepers: "Keepers | None") 
     """The reply to a question to a keeper; None if `message` is none."""
     if question_of(message) is None:
         return None
-    from fedcgd_flower.keepers import answer_question
+    from fedcgd_flower.keepers.messages import answer_question
 
     return answer_question(message, context, keepers)
 
@@ -359,14 +359,11 @@ def check_masked(message: Message, keepers: "Keepers | None") -> None:
 
     A node that was given keepers sends nothing that the server alone could read, whatever it is asked.
     """
-    if keepers is None and has_keepers(message):
+    if (keepers is not None) != has_keepers(message):
+        given, asked = ("none", "masks for them") if keepers is None else ("keepers", "what it could read alone")
         raise ValueError(
-            "this run has keepers, and this node was given none: host_users(…, keepers=Keepers.from_file(…)), or "
-            "ClippedUpdateMod(keepers=…)"
-        )
-    if keepers is not None and not has_keepers(message):
-        raise ValueError(
-            "this node was given keepers, and the server asks for what it could read alone: CorrelatedNoise(…, keepers=…)"
+            f"this node was given {given}, and the server asks for {asked}: give keepers= both to CorrelatedNoise and to "
+            "host_users or ClippedUpdateMod, or to neither"
         )
 
 
@@ -383,7 +380,7 @@ def sum_reply(
     With `keepers` the sum is masked, and how many are in it stays on the node.
     """
     if keepers is not None:
-        from fedcgd_flower.keepers import masked_answer
+        from fedcgd_flower.keepers.messages import masked_answer
 
         return masked_answer(message, context, task, keepers, users, lambda: summed()[0])
     try:

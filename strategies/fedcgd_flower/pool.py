@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -351,12 +351,8 @@ def host_users(
             return answer(measured, bounds, task.clipping.grid)
 
         def measured_sum() -> tuple[Integers, int]:
-            total, answered = np.zeros(len(bounds), np.int64), 0
-            for part in run_isolated(asked, model, config, context, measure, time_limit=TIME_LIMIT):
-                if part is not None:
-                    total += part
-                    answered += 1
-            return total, answered
+            measured = run_isolated(asked, model, config, context, measure, time_limit=TIME_LIMIT)
+            return _sum_of(measured, len(bounds))
 
         return sum_reply(message, context, answers_task(task, len(bounds)), keepers, asked, measured_sum)
 
@@ -380,16 +376,24 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
             model = unflatten(work.model, work.layout)
             return np.concatenate(flat_arrays(local_training(model, user, config, context), work.layout))
 
-        total, answered = np.zeros(work.size, np.int64), 0
-        for trained in run_isolated(work.users, work.model, work.config, context, train, time_limit=time_limit):
-            if trained is None:
-                continue
-            update = work.clipped(trained)
-            if update is None:
-                log_warning(f"of a user no update is sent: {NOT_FINITE_WORDS}")
-                continue
-            total += update
-            answered += 1
-        return total, answered
+        trained = run_isolated(work.users, work.model, work.config, context, train, time_limit=time_limit)
+        return _sum_of((None if model is None else _update_of(model, work) for model in trained), work.size)
 
     return clipped_sum
+
+
+def _update_of(trained: Flat, work: LocalTask) -> Steps | None:
+    update = work.clipped(trained)
+    if update is None:
+        log_warning(f"of a user no update is sent: {NOT_FINITE_WORDS}")
+    return update
+
+
+def _sum_of(parts: Iterable[Steps | None], size: int) -> tuple[Integers, int]:
+    """(Σ parts, shape (size,); how many there are)."""
+    total, answered = np.zeros(size, np.int64), 0
+    for part in parts:
+        if part is not None:
+            total += part
+            answered += 1
+    return total, answered

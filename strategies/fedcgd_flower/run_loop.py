@@ -124,7 +124,7 @@ class IncompleteRunError(RuntimeError):
         self.result = result
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunLoop:
     """The loop over `rounds`, by way of the methods of `strategy`, as Flower's own loop calls them."""
 

@@ -109,6 +109,8 @@ class RunSettings:
             if not isinstance(evaluation, PrivateEvaluation):
                 raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
             evaluation.check(plan, self.budget)
+            users = evaluation.cohort_size or cohort.size
+            object.__setattr__(self, "evaluation", replace(evaluation, cohort_size=users))
         self.noise.check(self.training_sums, self.evaluation_sums, key)
         settings(self.inner)  # refuses what cannot be compared
 
@@ -142,7 +144,7 @@ class RunSettings:
     @property
     def evaluation_sums(self) -> Sums | None:
         """What is summed in the private evaluations, if there are any."""
-        return None if self.evaluation is None else self.evaluation.sums(self.cohort.size)
+        return None if self.evaluation is None else self.evaluation.sums()
 
     @property
     def registered_only(self) -> bool:
@@ -159,7 +161,7 @@ class RunSettings:
         if self.adaptive_clipping is not None:
             described["adaptive_clipping"] = self.adaptive_clipping.to_description()
         if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
-            described[EVALUATION] = self.evaluation.to_description(self.cohort.size)
+            described[EVALUATION] = self.evaluation.to_description()
         return described | self.noise.to_description()
 
 
@@ -414,16 +416,8 @@ class CorrelatedNoise(RunSettings, Strategy):
                 f"{self._rounds.inner_settings}: change them before"
             )
         try:
-            loop = RunLoop(
-                strategy=self,
-                rounds=self._rounds,
-                evaluator=self._evaluator,
-                grid=grid,
-                timeout=timeout,
-                train_config=ConfigRecord() if train_config is None else train_config,
-                evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
-                evaluate_fn=evaluate_fn,
-            )
+            configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+            loop = RunLoop(self, self._rounds, self._evaluator, grid, timeout, *configs, evaluate_fn)
             result = loop.begin(initial_arrays)
             del initial_arrays  # from the first release on nobody here needs it
             return loop.run(result, num_rounds, self.on_release)

@@ -121,17 +121,6 @@ def mod_grid(seen: list[RecordDict], **options) -> FakeGrid:
     return FakeGrid({i + 1: mod_node(user, seen, **options) for i, user in enumerate(names(12))})
 
 
-def test_records_have_the_names_that_the_strategy_gives_them() -> None:
-    class Named(FedAvg):
-        def configure_train(self, server_round, arrays, config, grid):
-            content = RecordDict({"weights": arrays, "settings": ConfigRecord({"lr": 0.1})})
-            return [Message(content, dst_node_id=node, message_type="train") for node in list(grid.get_node_ids())[:4]]
-
-    seen: list[RecordDict] = []
-    make(Named()).start(mod_grid(seen), record(np.zeros(SIZE)), num_rounds=1)
-    assert [list(content) for content in seen] == [["weights", "settings"]] * 4
-
-
 def test_the_mod_lets_no_train_message_of_another_strategy_through() -> None:
     app = ClientApp(mods=[clipped_update_mod])
     app.train("lora")(lambda message, context: Message(message.content, reply_to=message))

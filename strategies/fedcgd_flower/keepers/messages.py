@@ -148,16 +148,12 @@ def masked_answer(
     is_evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
     masking = Masking.from_message(message, keepers, EVALUATION if is_evaluation else TRAINING)
     agreement = masking.agreement
-    asked = (task.size, task.clipping.grid.step)
-    if asked != (agreement.size, agreement.step):
+    asked, agreed = (task.size, task.clipping.grid.step), (agreement.size, agreement.step)
+    norm, most = task.clipping.norm, agreement.plan.clip_norm
+    if asked != agreed or not norm <= most * (1 + 2.0**-40):  # the norm was computed on two machines
         raise ValueError(
-            f"the server asks for {asked[0]} coordinates in steps of {asked[1]:g}, and its keepers make noise for "
-            f"{agreement.size} in steps of {agreement.step:g}"
-        )
-    if not task.clipping.norm <= agreement.plan.clip_norm * (1 + 2.0**-40):  # the norm was computed on two machines
-        raise ValueError(
-            f"the server asks for updates of norm {task.clipping.norm:g}, and its keepers make noise for "
-            f"{agreement.plan.clip_norm:g}"
+            f"the server asks for {asked[0]} coordinates in steps of {asked[1]:g} and updates of norm {norm:g}, and its keepers "
+            f"make noise for {agreed[0]} in steps of {agreed[1]:g} and norm {most:g}"
         )
     agreement.info(task.round, task.attempt, masking.present)  # refused before any work
     if (counts := context.node_config.get(PARTICIPATIONS, "")) != "":
