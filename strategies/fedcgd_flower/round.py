@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.ledger import Admission, Ledger, Run
-from fedcgd.native.vector_kernels import aligned, kernels_for
+from fedcgd.native.vector_kernels import aligned, kernels
 from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol
 from fedcgd.support.numbers import plural
@@ -296,8 +296,9 @@ class TrainingRounds:
         layout, clipping, model = pending.task.layout, pending.task.clipping, aligned(pending.model)
         self._adapt(int(total[-1]), clipping, metrics)
         noised = total.view(np.float32)[: layout.size]  # in the memory of the sum
-        mean = kernels_for(len(model)).mean
-        mean(model, total[: layout.size], clipping.grid.step, clipping.update_scale, self._cohort_size, noised)
+        kernels().mean(
+            model, total[: layout.size], clipping.grid.step, clipping.update_scale, self._cohort_size, noised
+        )
         return unflatten(noised, layout, passthrough=False)
 
     def _record_answers(self, pending: PendingRound, results: Results) -> None:
