@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.ledger import Admission, Ledger, Run
 from fedcgd.native.vector_kernels import aligned, kernels
-from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol
 from fedcgd.support.numbers import plural
 from fedcgd_flower.clipping import Clipping, adaptive_round, next_norm, share_within
@@ -52,12 +51,6 @@ class PendingRound:
     """Where its nodes are."""
     terms: Any
     """Of who makes the noise (`NoiseProvider.terms`)."""
-
-
-def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
-    """The metrics of a release: ε of the whole plan, and of the rounds `released` until then."""
-    epsilon, planned = plan.quick_guarantee(released=released).epsilon, plan.guarantee().epsilon
-    return MetricRecord({"epsilon": epsilon, "epsilon-planned": planned, "delta": plan.delta, "releases": released})
 
 
 @dataclass
@@ -122,6 +115,7 @@ class TrainingRounds:
         self.inner_settings = inner_settings(settings.inner)
         """Those of the inner strategy, as they were when the ledger was opened."""
         self._plan, self._cohort_size = plan, settings.cohort.size
+        self._epsilon_planned = plan.guarantee().epsilon
         self._state = b""  # of the inner strategy at the last release, and what it has made of the configuration
         self._config: EditedConfig | None = None
         self._checked = False
@@ -263,7 +257,14 @@ class TrainingRounds:
         if pending is None:
             return None, None
         round = pending.task.round + 1
-        metrics = guarantee_metrics(self._plan, released=round)
+        epsilon = self._plan.quick_guarantee(released=round).epsilon
+        spent = {
+            "epsilon": epsilon,
+            "epsilon-planned": self._epsilon_planned,
+            "delta": self._plan.delta,
+            "releases": round,
+        }
+        metrics = MetricRecord(spent)
         try:
             stepped = inner_step(self.settings.inner, round, self._noised_model(replies, pending, metrics))
             released = self._release(pending, stepped, metrics)
@@ -274,7 +275,7 @@ class TrainingRounds:
             self.abort_round("it could not be released")
             raise
         self._begun, self._pending = False, None
-        self.report.add_epsilon(cast(float, metrics["epsilon"]), self._plan.delta)
+        self.report.add_epsilon(epsilon, self._plan.delta)
         return released, metrics
 
     def _noised_model(self, replies: Iterable[Message], pending: PendingRound, metrics: MetricRecord) -> ArrayRecord:
