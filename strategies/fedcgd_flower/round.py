@@ -258,13 +258,9 @@ class TrainingRounds:
             return None, None
         round = pending.task.round + 1
         epsilon = self._plan.quick_guarantee(released=round).epsilon
-        spent = {
-            "epsilon": epsilon,
-            "epsilon-planned": self._epsilon_planned,
-            "delta": self._plan.delta,
-            "releases": round,
-        }
-        metrics = MetricRecord(spent)
+        metrics = MetricRecord(
+            {"epsilon": epsilon, "epsilon-planned": self._epsilon_planned, "delta": self._plan.delta, "releases": round}
+        )
         try:
             stepped = inner_step(self.settings.inner, round, self._noised_model(replies, pending, metrics))
             released = self._release(pending, stepped, metrics)
