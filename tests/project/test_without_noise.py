@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from command_line import run
 from fake_grid import FakeGrid
 from flower_runs import node
@@ -16,14 +15,11 @@ from flwr.serverapp.strategy import FedAvg
 from ledgers import refused
 from plans import make_plan
 from shared import record
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
 from fedcgd.accounting.guarantee import ADJACENCY, NO_NOISE
 from fedcgd.ledger import JointBudget, export, joint, verify
 from fedcgd.ledger.statement import privacy_statement
-from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation
 
 KEY = NoiseKey(bytes(range(32)))
@@ -134,17 +130,3 @@ def test_what_needs_noise_refuses_to_go_without() -> None:
         start(NOISELESS, adaptive_clipping=AdaptiveClipping())
     words = ["account", "--mechanism", "dp-sgd", "--rounds", "4", "--delta", "1e-5", "--noise-multiplier", "0"]
     assert run(*words).exit_code == 2
-
-
-def private(plan: Plan):
-    torch.manual_seed(0)
-    inputs = 100 * torch.randn(12, 4)
-    model = nn.Linear(4, 2)
-    engine = CorrelatedPrivacyEngine(KEY)
-    made = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        data_loader=DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=6),
-        plan=plan,
-    )
-    return engine, made
