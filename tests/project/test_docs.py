@@ -32,8 +32,11 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.filterwarnings("ignore:another run of this process")  # the tutorial of Opacus says so
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_examples_run_and_print_what_is_shown(page: Path) -> None:
+def test_python_examples_run_in_any_folder_and_print_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each block stands alone, but for tutorials: there a block goes on where the one before it ended."""
+    monkeypatch.chdir(tmp_path)
     found = blocks(page)
     names: dict[str, object] = {}
     for index, (language, source) in enumerate(found):
