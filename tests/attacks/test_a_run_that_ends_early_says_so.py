@@ -58,11 +58,6 @@ def test_a_try_that_fails_does_not_end_a_run_of_all_its_rounds() -> None:
     assert make(min_answers=4).start(grid, record(np.zeros(SIZE)), num_rounds=6, timeout=0.0).complete
 
 
-def test_more_rounds_than_planned_are_not_done_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    assert make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=9).released == 6
-    assert "num_rounds is" in caplog.text
-
-
 class InMemoryGrid(FakeGrid):
     """What Flower calls the grid of a simulation."""
 
@@ -109,19 +104,6 @@ def test_who_may_come_is_waited_for_until_patience_ends(
     there = {"unable": unable(1), "three": {1: node(names(3))}}[nodes]
     with pytest.raises(ValueError, match=f"after {seconds}"):
         make(patience=600.0).start((InMemoryGrid if simulated else FakeGrid)(there), record(np.zeros(SIZE)))
-
-
-def test_nodes_that_fail_once_while_they_start_are_asked_again_before_the_run_ends(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They were asked again after a minute, and the run had ended after half of one."""
-    monkeypatch.setattr("fedcgd_flower.users.time", clock)
-    grid = two_nodes()
-    for fake in grid.nodes.values():
-        fake.tamper = lambda request, reply: (
-            Message(Error(code=1, reason="no module"), reply_to=request) if clock.now < 5 else reply
-        )
-    assert make(patience=600.0).start(grid, record(np.zeros(SIZE))).complete
 
 
 def test_in_a_simulation_a_node_that_failed_ends_the_run_before_its_first_round(
