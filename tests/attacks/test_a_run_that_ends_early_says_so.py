@@ -79,21 +79,6 @@ def test_where_no_node_has_the_mod_the_run_ends_early_and_says_what_to_add(clock
     assert "ClientApp(mods=[clipped_update_mod])" in str(told.value)
 
 
-@pytest.mark.parametrize(("nodes", "seconds"), [(2, 25), (1, 300)])
-def test_nodes_that_come_meanwhile_are_waited_for(nodes: int, seconds: int, clock: Clock) -> None:
-    """A single broken node, the first to connect, ended the run after 30 s, before the others were there."""
-    grid = FakeGrid(unable(nodes))
-    seen = grid.get_nodes
-
-    def later():
-        if clock.now >= seconds:
-            grid.nodes |= two_nodes().nodes
-        return seen()
-
-    grid.get_nodes = later
-    assert make(patience=600.0, expected_users=12).start(grid, record(np.zeros(SIZE))).complete
-
-
 @pytest.mark.parametrize(
     ("nodes", "simulated", "seconds"), [("unable", False, 600), ("three", False, 600), ("three", True, 30)]
 )
