@@ -61,6 +61,15 @@ def test_a_round_is_released_once_also_by_who_goes_back(record, tmp_path, monkey
     assert run.released == 6
 
 
+def test_a_checkpoint_that_its_record_does_not_know_is_refused(tmp_path, monkeypatch):
+    run = Run(monkeypatch, key=NoiseKey.generate(), record=tmp_path / "run.db")
+    run.train()
+    state = run.engine.accountant.state_dict()
+    for nonces in ([*state["nonces"][:2], f"{0:032x}"], [*state["nonces"], f"{0:032x}"]):
+        with pytest.raises(ValueError, match="older copy"):
+            run.engine.accountant.load_state_dict(state | {"nonces": nonces})
+
+
 @pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
 @pytest.mark.parametrize(("clip_norm", "words"), [(1.0, "another run"), (2.0, "another plan")])
 def test_an_engine_that_released_does_not_take_over_another_run(clip_norm, words, tmp_path, monkeypatch):

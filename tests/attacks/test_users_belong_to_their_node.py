@@ -62,6 +62,16 @@ def test_the_node_of_the_users_does_learn_it(tmp_path: Path) -> None:
     assert all(len(told(grid, 1, user)) == 3 for user in users)
 
 
+def test_a_secret_sampling_asks_no_node_that_nobody_knows() -> None:
+    grid = FakeGrid({1: node(names(8))})
+    with pytest.raises(ValueError, match="not registered"):
+        make(**BINS, key=NoiseKey.generate()).start(grid, record(np.zeros(SIZE)))
+    assert not [message for message in grid.sent if is_training(message)]
+    strategy = make(**BINS, key=NoiseKey.generate(), trusted_nodes=True)
+    strategy.start(grid, record(np.zeros(SIZE)))
+    assert strategy.releases == 12
+
+
 def silo(key: bytes, name: str = "") -> FakeNode:
     """A node whose every train reply is an honest one of the user it is asked for."""
     return FakeNode(node(["silo0", "silo1", key.hex()]).app, public_key=key, name=name)
