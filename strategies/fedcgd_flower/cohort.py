@@ -244,9 +244,10 @@ class CohortSelector:
         """What to do where too few users are there to begin with."""
         participation, size = self._settings.plan.participation, self._cohort.size
         if users >= self._cohort.expected_users:
+            silent = f"{directory.silent} of {plural(directory.connected, 'node has', 'nodes have')}"
             return (
-                "everybody at nodes that have not said so would be left out of the run: to begin without them, say how many "
-                f"users are enough: expected_users={users}"
+                f"{silent} not said which users they host, and everybody there would be left out of the run: to begin without "
+                f"them, say how many users are enough: expected_users={users}"
             )
         turns = plural(participation.participations, "time", "times")
         connect = "connect more nodes" if directory.connected else "no node is connected to the SuperLink: start them"
