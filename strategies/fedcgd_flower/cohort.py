@@ -214,6 +214,8 @@ class CohortSelector:
             before, there = there, (directory.connected, len(directory.unable), len(nodes))
             changed = changed if there == before else now
             deadline = began + patience
+            if not may_begin and not nodes and self.over_budget >= self._cohort.size:
+                deadline = now  # others may still connect, but hardly after a cohort all refused
             if _is_final(directory, grid):
                 deadline = min(deadline, changed + _WAITS.settled)
             if now >= deadline:
@@ -252,7 +254,10 @@ class CohortSelector:
         causes = [
             (len(nodes) - used_up - free, f"of them took part too lately ({participation})"),
             (used_up, f"of them have taken part {plural(k, 'time', 'times')}, which is all they may"),
-            (self.over_budget, "more have no budget left after earlier runs"),
+            (
+                self.over_budget,
+                f"more, of {len(nodes) + self.over_budget} in all, have no budget left after earlier runs",
+            ),
             (directory.claimed_twice, f"more are claimed by several nodes and not asked ({directory.claimants})"),
             (sum(directory.refused.values()), "more were claimed by a node that may not speak for them"),
         ]
@@ -279,11 +284,12 @@ class CohortSelector:
             )
         turns = plural(participation.participations, "time", "times")
         connect = "connect more nodes" if directory.connected else "no node is connected to the SuperLink: start them"
-        budget = f"{self._budget_spent()} " if self.over_budget else ""
+        expected = f"{self._cohort.expected_users} are expected ({self._cohort.expected_source})."
+        if users + self.over_budget >= self._cohort.expected_users:
+            return f"{expected} {self._budget_spent()}"
         return (
-            f"{self._cohort.expected_users} are expected ({self._cohort.expected_source}). {budget}With "
-            f"{plural(size, 'user', 'users')} a round, each at most {turns} and {participation.min_separation} rounds "
-            f"apart, the {participation.rounds} rounds need {_users_needed(participation, size)} users: {connect}, or lower "
+            f"{expected} With {plural(size, 'user', 'users')} a round, each at most {turns} and {participation.min_separation} "
+            f"rounds apart, the {participation.rounds} rounds need {_users_needed(participation, size)} users: {connect}, or lower "
             "cohort_size or the plan's min_separation. To begin with fewer, if others join later, say "
             f"expected_users={max(users, 1)}"
         )
