@@ -289,8 +289,8 @@ class CohortSelector:
             return f"{expected} {self._budget_spent()}"
         return (
             f"{expected} With {plural(size, 'user', 'users')} a round, each at most {turns} and {participation.min_separation} "
-            f"rounds apart, the {participation.rounds} rounds need {_users_needed(participation, size)} users: {connect}, or lower "
-            "cohort_size or the plan's min_separation. To begin with fewer, if others join later, say "
+            f"rounds apart, the {participation.rounds} rounds need {_users_needed(participation, size)} users: {connect}, or "
+            "lower cohort_size or the plan's min_separation. To begin with fewer, if others join later, say "
             f"expected_users={max(users, 1)}"
         )
 
