@@ -92,7 +92,7 @@ def small():
     return Public(torch.nn.Linear(4, 3), cross_entropy, torch.randn(60, 4), classes=3)
 """
 NEEDED_BY = {"torch": {"torch", "simulation", "gpu", "opacus", "nlp", "trainers"}, "flwr": {"flower", "simulation"}}
-NEEDED_BY |= {"opacus": {"opacus", "trainers"}, "matplotlib": {"plots", "simulation"}, "triton": {"gpu"}}
+NEEDED_BY |= {"opacus": {"opacus", "trainers"}, "matplotlib": {"simulation"}, "triton": {"gpu"}}
 """Which extras bring a package."""
 
 
@@ -173,10 +173,7 @@ def ledger(on: Installed) -> None:
     """A record that is shown, verified, exported and reported; and one that contradicts itself."""
     on.expect(0, on.python, "-c", LEDGER)
     recorded(on, "run.db")
-    if on.extra in NEEDED_BY["matplotlib"]:
-        on.expect(0, "fedcgd", "report", "run.db", "-o", "report.html")
-    else:
-        on.expect(2, "fedcgd", "report", "run.db", "-o", "report.html", says='pip install "fedcgd[plots]"')
+    on.expect(0, "fedcgd", "report", "run.db", "-o", "report.html")
     on.expect(0, on.python, "-c", FORGED)
     on.expect(1, "fedcgd", "ledger", "verify", "run.db", says="Problem")
 
@@ -206,14 +203,6 @@ def numpy_run(on: Installed) -> None:
     recorded(on, "numpy.db")
 
 
-def plots(on: Installed) -> None:
-    """`--plot` of the command that has one and needs nothing else."""
-    command = f"account --mechanism lambda-cgd:0.5 --rounds 10 --separation 5 {BUDGET} --plot curve.svg"
-    on.expect(0, "fedcgd", *command.split())
-    if not (on.work / "curve.svg").is_file():
-        on.failures.append("curve.svg is not drawn")
-
-
 def curvature(on: Installed) -> None:
     """A model's curvature, and noise that is fitted to it."""
     (on.work / "mine.py").write_text(CURVATURE)
@@ -238,7 +227,6 @@ def readme(on: Installed) -> None:
 CHECKS: dict[str, tuple[Callable[[Installed], None], ...]] = {
     "base": (readme, keepers),
     "flower": (numpy_run, readme),
-    "plots": (plots,),
     "torch": (curvature, readme),
     "opacus": (readme,),
 }

@@ -126,13 +126,11 @@ class AccountOptions(OutputOptions, RunOptions, QuestionOptions):
         rounds: Number of releases n.
         explain: Also print the chain of reasoning behind ε, in words and numbers.
         clip_norm: With --explain: ζ, the L2 bound on a user's update of a round.
-        plot: Also draw the run's trade-off curve (f-DP) into this PNG, SVG or PDF file.
     """
 
     rounds: int
     explain: bool = False
     clip_norm: float = 1.0
-    plot: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +226,7 @@ class AuditOptions(OutputOptions, RunOptions, BudgetOptions):
 
     The noise is added by the very code that a run uses, to worst-case users and to none, and their releases are told apart.
     Under a secret sampling the noise is audited against the ε that the same σ gives to an adversary who knows the rounds. Under
-    b-min-sep and random-allocation users whose rounds are drawn as a run draws them are told apart too, against ε itself.
+    b-min-sep users whose rounds are drawn as a run draws them are told apart too, against ε itself.
 
     Example: fedcgd audit --mechanism lambda-cgd:0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
 

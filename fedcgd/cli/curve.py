@@ -80,15 +80,14 @@ def _measure(
         trained = pretrained(
             public, epochs=origin["pretraining_epochs"], learning_rate=origin["pretraining_rate"], seed=seed, report=say
         )
-        say("products with the Hessian")
         labels = {"labels": "random" if public.targets is None else "given", "clip_norm": clip_norm}
         return measure_spectrum(
             trained.hessian(clip_norm=clip_norm, seed=seed),
             eigenvalues=eigenvalues,
             seed=seed,
             measured_on=origin | labels,
-            report=lambda effort: say(str(effort)),
-        ).spectrum
+            report=say,
+        )
 
 
 def show(

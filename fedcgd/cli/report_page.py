@@ -1,6 +1,5 @@
 """`fedcgd report`: one page about a run for whoever has to sign it, or the privacy statement that goes with its model."""
 
-import io
 import json
 from collections import Counter
 from datetime import UTC, datetime
@@ -8,11 +7,8 @@ from html import escape
 from typing import Any
 
 from fedcgd import ledger
-from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.explain import NOT_COVERED
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.accounting.tradeoff import trade_off
-from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.commands import ReportOptions
 from fedcgd.cli.printing import finite, printed, status, write_whole
 from fedcgd.cli.report_html import STYLE, bullets, grid, text
@@ -21,7 +17,6 @@ from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, privacy_statement, statement_markdown
 from fedcgd.ledger.store import write_notes
 from fedcgd.ledger.texts import finding
-from fedcgd.plan import Plan
 from fedcgd.support.html import table
 
 FORMATS = (".html", ".md", ".json")
@@ -40,7 +35,7 @@ def report(asked: ReportOptions) -> int:
         statement = privacy_statement(asked.path, register=register, progress=progress)
         match asked.output.suffix:
             case ".html":
-                written = page(asked.path.name, statement, ledger.export(asked.path), progress=progress)
+                written = page(asked.path.name, statement, ledger.export(asked.path))
             case ".md":
                 written = statement_markdown(statement)
             case _:
@@ -55,20 +50,23 @@ def report(asked: ReportOptions) -> int:
     return Exit.CONTRADICTED if statement["problems"] else 0
 
 
-def page(name: str, statement: dict[str, Any], record: dict[str, Any], *, progress: Progress = silent) -> str:
+def page(name: str, statement: dict[str, Any], record: dict[str, Any]) -> str:
     """The whole page: HTML that needs no other file and no network.
 
     Args:
         name: the ledger's.
         statement: its `privacy_statement`.
         record: its `export`.
-        progress: called while the attacker's curve is found.
     """
     sections = (
         f"<section class='first'>{_subject(record)}{_promise(statement)}</section>",
         _section("The claim", table(dict(facts(statement)))),
         _section("Why, and under which assumptions", _reasoning(statement)),
-        *([_section("How well an attacker can tell", _attacker(statement, progress))] if statement["attacker"] else []),
+        *(
+            [_section("How well an attacker can tell", _attacker(statement["attacker"]))]
+            if statement["attacker"]
+            else []
+        ),
         _section("Rounds, and who took part how often", _rounds(record)),
         _section("Not covered by ε", bullets(NOT_COVERED)),
     )
@@ -173,29 +171,14 @@ def _check(name: str, record: dict[str, Any]) -> str:
     )
 
 
-def _attacker(statement: dict[str, Any], progress: Progress) -> str:
-    """The trade-off curve of the whole run, and where on it the most cases are judged rightly."""
-    import matplotlib as mpl  # takes a second, and only this page needs it
-    from matplotlib.figure import Figure
-
-    plan, best = Plan.from_description(statement["plan"]), statement["attacker"]
-    curve = trade_off(plan.mechanism, plan.participation, noise_multiplier=plan.noise_multiplier, progress=progress)
-    figure, error = Figure(figsize=(7.5, 4.2), layout="constrained"), 1 - best["value"]
-    axes = figure.add_subplot(aspect="equal")
-    draw_trade_off(axes, {"this run": curve})
-    axes.plot([0, error, error], [error, error, 0], color="#c4500a", lw=1)
-    meaning = f"Trade-off curve of the two errors; with both equal, the best attacker is right in {best['percent']} % of cases."
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": meaning, "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    svg = buffer.getvalue().partition("<svg")[2]
+def _attacker(best: dict[str, Any]) -> str:
+    """How many cases the best attacker judges rightly."""
+    mu = best["gaussian_mu"]
+    known = f" That is the Gaussian mechanism with μ = {rounded_up(mu, 4)}." if mu else ""
     return (
         "<p>Anyone who sees all releases, and knows everything about all other users, may guess whether one user's updates were "
-        "used. Fewer errors of one kind mean more of the other: no attacker is below the curve. If a fair coin decided whether "
-        f"they were used, the best attacker is right in at most <strong>{best['percent']} %</strong> of cases (orange: its two "
-        "errors are equal there); a guess is right in 50 %.</p>"
-        f'<figure><svg role="img" aria-label="{escape(meaning)}"{svg}<figcaption>The two errors of the best attackers (f-DP: '
-        "Dong, Roth and Su, arXiv:1905.02383).</figcaption></figure>"
+        "used. If a fair coin decided whether they were, the best attacker is right in at most "
+        f"<strong>{best['percent']} %</strong> of cases; a guess is right in 50 %.{known}</p>"
     )
 
 

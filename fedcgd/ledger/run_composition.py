@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting import JointGuarantee, PastRun, compose
-from fedcgd.accounting.amplified import without_sampling
+from fedcgd.accounting.guarantee import Proof
 from fedcgd.accounting.shares import NoiseShares
 from fedcgd.ledger.attempts import nonces_of
 from fedcgd.ledger.store import StoredRun, reader, stored_run
 from fedcgd.ledger.texts import refuse
+from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 BUDGET = "budget"  # in a configuration: the joint ε and δ, and the plans of the earlier runs that count, by their ids
@@ -44,7 +45,7 @@ def past(plan: Plan, *, known: bool = False) -> PastRun:
     """A whole run as planned; `known` counts secret rounds as known ones."""
     participation = plan.participation
     if known and participation.is_secret:
-        participation = without_sampling(participation)
+        participation = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
     return PastRun(mechanism=plan.mechanism, participation=participation, noise_multiplier=plan.noise_multiplier)
 
 
@@ -234,18 +235,18 @@ class RunComposition:
         found = self._found[key]
         if len({self.runs[i].run_id for i in inside}) == len(inside):
             return found
-        return replace(found, exact=False, method=f"{found.method}; the rounds that copies share count in each")
+        method = f"{found.proof.method}; the rounds that copies share count in each"
+        return replace(found, proof=replace(found.proof, exact=False, method=method))
 
 
 def _guarantee(runs: Sequence[PastRun], delta: float) -> JointGuarantee:
     """Of one run its own, which no composition makes less tight."""
     rounds = sum(one.rounds_released for one in runs)
     if not all(one.noise_multiplier for one in runs):
-        method = "a run without noise (σ = 0, for debugging) promises nothing"
-        return JointGuarantee(epsilon=math.inf, delta=delta, runs=len(runs), released=rounds, method=method, exact=True)
+        nothing = Proof("a run without noise (σ = 0, for debugging) promises nothing", exact=True)
+        return JointGuarantee(epsilon=math.inf, delta=delta, runs=len(runs), released=rounds, proof=nothing)
     if len(runs) > 1:
         return compose(runs, delta=delta)
     [one] = runs
     alone = one.accountant.epsilon(noise_multiplier=one.noise_multiplier, delta=delta, released=one.released)
-    same = {name: getattr(alone, name) for name in ("epsilon", "delta", "method", "exact", "failure_probability")}
-    return JointGuarantee(runs=1, released=rounds, **same)
+    return JointGuarantee(epsilon=alone.epsilon, delta=delta, runs=1, released=rounds, proof=alone.proof)

@@ -80,8 +80,6 @@ MISTAKES = [
     ([*B_MIN_SEP, "--separation", "20", "--participations", "3"], "got 3: fewer"),
     # mechanisms and files
     ([*COMPARE, "--mechanism", "[bold]x[/foo]"], "'[bold]x[/foo]'"),
-    ([*RUN, "--plot", "/nope/x.png"], "there is no folder /nope for the plot x.png"),
-    ([*RUN, "--plot", "x.txt"], "a plot is a .png, .svg or .pdf file, got x.txt"),
     (["ledger", "show", "none.db"], "no ledger"),
     (["keeper", "verify", "court"], "each record is NAME=FILE"),
     (["report", "run.db", "-o", "report.pdf"], "must end in .html, .md, .json"),
