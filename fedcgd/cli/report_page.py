@@ -173,12 +173,10 @@ def _check(name: str, record: dict[str, Any]) -> str:
 
 def _attacker(best: dict[str, Any]) -> str:
     """How many cases the best attacker judges rightly."""
-    mu = best["gaussian_mu"]
-    known = f" That is the Gaussian mechanism with μ = {rounded_up(mu, 4)}." if mu else ""
     return (
         "<p>Anyone who sees all releases, and knows everything about all other users, may guess whether one user's updates were "
         "used. If a fair coin decided whether they were, the best attacker is right in at most "
-        f"<strong>{best['percent']} %</strong> of cases; a guess is right in 50 %.{known}</p>"
+        f"<strong>{best['percent']} %</strong> of cases; a guess is right in 50 %.</p>"
     )
 
 

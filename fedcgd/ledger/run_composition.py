@@ -17,7 +17,6 @@ from fedcgd.accounting.shares import NoiseShares
 from fedcgd.ledger.attempts import nonces_of
 from fedcgd.ledger.store import StoredRun, reader, stored_run
 from fedcgd.ledger.texts import refuse
-from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 BUDGET = "budget"  # in a configuration: the joint ε and δ, and the plans of the earlier runs that count, by their ids
@@ -45,7 +44,7 @@ def past(plan: Plan, *, known: bool = False) -> PastRun:
     """A whole run as planned; `known` counts secret rounds as known ones."""
     participation = plan.participation
     if known and participation.is_secret:
-        participation = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
+        participation = replace(participation, sampling="none", sampling_rate=None, warm_start=True)
     return PastRun(mechanism=plan.mechanism, participation=participation, noise_multiplier=plan.noise_multiplier)
 
 
