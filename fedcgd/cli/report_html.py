@@ -22,6 +22,7 @@ h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid var(--
 .figures strong { display: block; font-size: 1.6rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
+tbody th { width: 13rem; }
 td { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 .wide td { overflow-wrap: break-word; }
@@ -30,6 +31,7 @@ li { margin: .35rem 0; }
   body { margin: 0; max-width: none; font-size: 11px; }
   h1 { font-size: 20px; }
   h2 { font-size: 15px; margin-top: 1.2rem; }
+  .figures { flex-wrap: nowrap; }
   .figures strong { font-size: 16px; }
   .wide { overflow: visible; }
   tr, li, .figures div { break-inside: avoid; }

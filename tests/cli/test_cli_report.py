@@ -85,7 +85,14 @@ def test_the_page_says_what_the_records_prove(path, tmp_path):
     shown = [float(number) for number in re.findall(r"≤ (\d+\.?\d*)", text)]
     for value in (so_far.epsilon, whole.epsilon):
         assert any(value <= number < value * 1.01 for number in shown)
-    needed = ("zero out one user", whole.proof.method, "5 of 8", "1 abandoned, 5 released", KEY.fingerprint, so_far.condition)
+    needed = (
+        "zero out one user",
+        whole.proof.method,
+        "5 of 8",
+        "1 abandoned, 5 released",
+        KEY.fingerprint,
+        so_far.condition,
+    )
     assert all(what in text for what in (*needed, "asked6"))
     assert text.index("Verified: ") < text.index("Not verified: ")
     # μ = sensitivity / σ: of somebody in rounds 0, 2 and 4.
