@@ -106,14 +106,13 @@ class Read(nn.Module):
         return self.out(states[torch.arange(len(tokens)), lengths - 1])
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("both", [False, True])
-def test_a_recurrent_layer_that_begins_in_the_padding_is_refused_and_one_that_ends_before_is_not(both, seed):
+def test_a_recurrent_layer_that_begins_in_the_padding_is_refused_and_one_that_ends_before_is_not(both):
     if both:
         with pytest.raises(CrossExampleLeakError, match="changes the"):
-            check_independence(Read(both), texts(seed))
+            check_independence(Read(both), texts(1))
     else:
-        check_independence(Read(both), texts(seed))
+        check_independence(Read(both), texts(1))
 
 
 @pytest.mark.parametrize("way", ["mean", "real tokens"])
