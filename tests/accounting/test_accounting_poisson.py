@@ -58,7 +58,7 @@ def test_agrees_with_opacus_and_stays_below_renyi(sigma: float, rate: float, rou
 def test_one_and_two_rounds_by_quadrature(target: float, rounds: int) -> None:
     """δ of the product of two rounds in the plane, both ways; the answer is no less, and hardly more."""
     rate, sigma = 0.3, 0.8
-    x = np.linspace(-8, 9, 3001)
+    x = np.linspace(-8, 9, {1: 1_000_001, 2: 3001}[rounds])
     q = np.exp(-(x**2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
     p = (1 - rate) * q + rate * np.exp(-((x - 1) ** 2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
     if rounds == 2:
