@@ -161,11 +161,6 @@ def test_the_command_line_chooses_for_the_schedule_and_reports_its_error() -> No
     found = invoke("account", *words)
     assert found["parameters"]["lam"] == expected.lam
     assert found["rmse"] == error_norms(LambdaCGD(expected.lam), 60, FALLING).rmse(found["noise_multiplier"])
-    bands, plain = (
-        {row["label"]: row["rmse"] for row in invoke("compare", "--mechanism", "banded-toeplitz", *more)["mechanisms"]}
-        for more in (words, ("--epsilon", "1"))
-    )
-    assert bands["banded-toeplitz:1"] != plain["banded-toeplitz:1"]
     [row] = invoke("compare", "--mechanism", "lambda-cgd", *words)["mechanisms"]
     assert row["rmse"] == found["rmse"]
 
