@@ -371,10 +371,8 @@ def _row(mechanism: Mechanism, round: int, rounds: int) -> Vector:
     if isinstance(mechanism, Toeplitz):
         row = np.asarray(mechanism.coefficients(rounds), np.float64)[: round + 1][::-1]
     else:
-        at_once = 64  # columns
-        starts = range(0, round + 1, at_once)
-        blocks = (mechanism.columns(rounds, np.arange(i, min(i + at_once, round + 1)))[round] for i in starts)
-        row = np.concatenate(list(blocks))
+        parts = (np.arange(i, min(i + 64, round + 1)) for i in range(0, round + 1, 64))  # columns that fit into memory
+        row = np.concatenate([mechanism.columns(rounds, part)[round] for part in parts])
     size: Vector = np.abs(row)
     return size
 
