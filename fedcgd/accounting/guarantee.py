@@ -36,7 +36,7 @@ class Proof:
     def __str__(self) -> str:
         if not self.failure_probability:
             return self.method
-        return f"{self.method}; δ includes {rounded_up(self.failure_probability)} for draws that mislead"
+        return f"{self.method}; δ includes {rounded_up(self.failure_probability)} for Monte Carlo samples that mislead"
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ _honest = Openings._requests
 def lying_about_what_to_cancel(monkeypatch, pointer) -> None:
     """Keeper `name` is told in round t to cancel the share of `pointer(name, t)`."""
 
-    def requests(self, masking, round, attempt, summed):
-        honest = _honest(self, masking, round, attempt, summed)
+    def requests(self, masking, round, attempt, members):
+        honest = _honest(self, masking, round, attempt, members)
         return {name: replace(asked, after=pointer(name, round)) for name, asked in honest.items()}
 
     monkeypatch.setattr(Openings, "_requests", requests)
@@ -35,10 +35,10 @@ def lying_about_what_to_cancel(monkeypatch, pointer) -> None:
 def noise_seen(real: RealKeepers, monkeypatch, *, stolen: int) -> np.ndarray:
     """Each round's noise less the shares of keepers whose keys are stolen, for unit standard deviation of a planned round."""
     sums: list[np.ndarray] = []
-    opened = Openings.noised
+    opened = Openings.add_noise
 
-    def keeping(self, grid, masking, round, attempt, summed):
-        noised = opened(self, grid, masking, round, attempt, summed)
+    def keeping(self, total, releases, attempt, masking, grid):
+        noised, round = opened(self, total, releases, attempt, masking, grid), releases.count
         seen = noised.copy()
         for path in real.files[:stolen]:
             with Keeper.open(path, real.keepers) as keeper:
@@ -48,7 +48,7 @@ def noise_seen(real: RealKeepers, monkeypatch, *, stolen: int) -> np.ndarray:
         sums.append(seen * masking.agreement.step / masking.agreement.plan.stddev)
         return noised
 
-    monkeypatch.setattr(Openings, "noised", keeping)
+    monkeypatch.setattr(Openings, "add_noise", keeping)
     grid = real.grid()
     for number in (1, 2):  # users whose updates are zeros, so that sums are noise alone
         grid.nodes[number] = node(names(12)[number - 1 :: 2], real.keepers, amount=0.0)

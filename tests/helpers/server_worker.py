@@ -115,7 +115,7 @@ class WatchedGrid(FakeGrid):
 
     def _answered(self, number: int, request: Message, reply: Message) -> Message:
         self._progress(STEP)
-        if question_of(request) == "open" and not refusal_in(reply):
+        if question_of(request) == "/open" and not refusal_in(reply):
             opened, answer = opening_asked(request), reply.content["update"]["flat"].data
             what = opened["kind"], opened["round"], opened["attempt"]
             tell_the_world(self._folder, "opened", number, *what, hashlib.sha256(answer).hexdigest())
