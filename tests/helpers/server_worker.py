@@ -36,6 +36,7 @@ from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.ledger import model_file
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
+from fedcgd_flower.keepers import KeeperParties
 from fedcgd_flower.messages import question_of
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
@@ -215,6 +216,7 @@ def wait_for_a_moment(steps: int, go: int, generator: random.Random) -> None:
 
 
 def main(folder: Path, rounds: int, kills: int, seed: int, noise: str) -> None:
+    assert KeeperParties  # imported here, once for all lives
     if noise == "nodes":
         for number in range(NODES):
             KeeperKey.from_file(key_file(folder, number), create=True)
