@@ -42,7 +42,11 @@ class Quadratic:
         return 1 - self.learning_rate * values, values, counts
 
     def contractions_in_parts(self, width: int) -> Iterator[tuple[Vector, Vector, Vector]]:
-        """As `contractions`, so many directions at a time that an array with `width` numbers for each has at most 16 MiB."""
+        """As `contractions`, a few directions at a time.
+
+        Args:
+            width: an array with so many numbers for each of them has at most 16 MiB.
+        """
         a, values, counts = self.contractions()
         step = max(1, _ENTRIES // width)
         for start in range(0, len(a), step):

@@ -87,3 +87,14 @@ def test_a_ledger_or_register_that_others_can_read(folder: Path, mode: int) -> N
         assert stat.S_IMODE(file.stat().st_mode) == mode
         file.chmod(0o600)
     opened(folder).close()
+
+
+def test_a_reviewer_is_told_of_a_ledger_that_others_can_read(folder: Path) -> None:
+    """It may be a copy that was given out on purpose: it is checked nevertheless."""
+    path = folder / "run.db"
+    quiet = run("ledger", "verify", path)
+    path.chmod(0o644)
+    told = run("ledger", "verify", path)
+    assert quiet.exit_code == told.exit_code == 0
+    assert "others may" not in quiet.output
+    assert "others may" in " ".join(told.output.split())
