@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from command_line import run
 from ledgers import refused, release
 from plans import make_plan
 
