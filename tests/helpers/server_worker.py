@@ -36,6 +36,7 @@ from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.ledger import model_file
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
+from fedcgd_flower.keepers import KeeperParties
 from fedcgd_flower.messages import question_of
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
@@ -196,34 +197,41 @@ def fork(work: Callable[[], None]) -> int:
     return child
 
 
-def wait_for_a_moment(steps: int, generator: random.Random) -> None:
-    """Some steps of the server, or until a round or two are planned, answered, written or released, and then a moment more.
+def report(told: int, go: int, what: bytes) -> None:
+    """Tell the driver how far the server is, which then waits until it may go on: so kills spread alike on any machine."""
+    os.write(told, what)
+    os.read(go, 1)
 
-    By steps and not by the clock, so that the kills spread over all of a round however busy the machine is.
-    """
+
+def wait_for_a_moment(steps: int, go: int, generator: random.Random) -> None:
+    """Some steps of the server, or until a round or two are planned, answered, written or released, and then a moment more."""
     few = generator.randint(1, 2)
     wanted, of = generator.choice(
         [(generator.randint(0, 20), STEP + ANSWERED), (few, PLANNED), (few, ANSWERED), (few, WRITTEN), (few, RELEASED)]
     )
     while wanted and (seen := os.read(steps, 1)):
         wanted -= seen in of
+        os.write(go, b".")
     time.sleep(generator.choice([0.0, 0.002, 0.01]) * generator.random())
 
 
 def main(folder: Path, rounds: int, kills: int, seed: int, noise: str) -> None:
+    assert KeeperParties  # imported here, once for all lives
     if noise == "nodes":
         for number in range(NODES):
             KeeperKey.from_file(key_file(folder, number), create=True)
     generator = random.Random(seed)
     for life in count(1):
-        steps, told = os.pipe()
-        server = fork(partial(train, folder, rounds, life, partial(os.write, told)))
+        (steps, told), (waits, go) = os.pipe(), os.pipe()
+        progress = partial(report, told, waits) if life <= kills else lambda _: None
+        server = fork(partial(train, folder, rounds, life, progress))
         os.close(told)
         if life <= kills:
-            wait_for_a_moment(steps, generator)
+            wait_for_a_moment(steps, go, generator)
             os.kill(server, signal.SIGKILL)
         _, status = os.waitpid(server, 0)
-        os.close(steps)
+        for end in (steps, waits, go):
+            os.close(end)
         if not os.WIFSIGNALED(status):
             break
     print(life - 1, os.waitstatus_to_exitcode(status))
@@ -231,5 +239,4 @@ def main(folder: Path, rounds: int, kills: int, seed: int, noise: str) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    sys.modules["torch"] = None  # type: ignore[assignment]  # no user here needs it
     main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5])

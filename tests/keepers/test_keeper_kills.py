@@ -16,7 +16,7 @@ from fedcgd.ledger.run_composition import evaluation_ledger
 from fedcgd.ledger.store import reader
 
 SIZES = [
-    pytest.param((10, 8), id="8 kills"),
+    pytest.param((15, 8), id="8 kills"),
     pytest.param((300, 300), id="300 kills", marks=[pytest.mark.slow, pytest.mark.timeout(1600)]),
 ]
 """(rounds, kills)"""
