@@ -39,20 +39,17 @@ from fedcgd.plan import Plan
 from fedcgd.release import CentralRelease, NoiseMode
 
 Private = tuple[Any, ...]
+"""(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
 
-class _WithEpsilon(TypedDict, total=False):
-    """The arguments of `make_private_with_epsilon` but the mode, on which the types of its results depend."""
+class _Shared(TypedDict, total=False):
+    """The arguments of both ways to make a model private but the mode, on which the types of the results depend."""
 
     module: Required[nn.Module]
     optimizer: Required[optim.Optimizer]
     criterion: Any
     data_loader: Required[DataLoader[Any]]
     mechanism: Mechanism | str | None
-    target_epsilon: Required[float]
-    target_delta: Required[float]
-    epochs: Required[int]
-    max_grad_norm: Required[float]
     sampling: str | None
     groups: int | None
     noise: NoiseMode | None
@@ -66,10 +63,22 @@ class _WithEpsilon(TypedDict, total=False):
     accumulation_steps: int
     augmentation_multiplicity: int
     assume_independent: str | None
+
+
+class _OfPlan(_Shared, total=False):
+    plan: Plan | None
+    noise_multiplier: float | None
+    max_grad_norm: float | None
+    epochs: int | None
+    target_delta: float | None
+
+
+class _WithEpsilon(_Shared, total=False):
+    target_epsilon: Required[float]
+    target_delta: Required[float]
+    epochs: Required[int]
+    max_grad_norm: Required[float]
     schedule: Schedule
-
-
-"""(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
 
 class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
@@ -152,6 +161,16 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             "an engine cannot be copied or pickled: two copies would release the same rounds, and its key would be written, too. "
             "Make another engine with the key for another run; save_checkpoint keeps where a run stands"
         )
+
+    @overload
+    def make_private(
+        self, *, grad_sample_mode: Literal["ghost"], **arguments: Unpack[_OfPlan]
+    ) -> tuple[nn.Module, CorrelatedOptimizer, GhostLoss, DataLoader[Any]]: ...
+
+    @overload
+    def make_private(
+        self, *, grad_sample_mode: Literal["hooks", "functorch"] = "hooks", **arguments: Unpack[_OfPlan]
+    ) -> tuple[nn.Module, CorrelatedOptimizer, DataLoader[Any]]: ...
 
     def make_private(
         self,
