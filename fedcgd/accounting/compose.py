@@ -91,7 +91,7 @@ class JointGuarantee:
     def __str__(self) -> str:
         terms = [self.adjacency, self.method]
         if self.failure_probability:
-            terms.append(f"δ includes {rounded_up(self.failure_probability)} for draws that mislead")
+            terms.append(f"δ includes {rounded_up(self.failure_probability)} for Monte Carlo samples that mislead")
         covered = f"{plural(self.released, 'round', 'rounds')} of {plural(self.runs, 'run', 'runs')}"
         return (
             f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)} for {covered} "

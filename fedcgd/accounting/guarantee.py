@@ -67,7 +67,7 @@ class Guarantee:
         part = f" after {self.released} of {self.rounds} rounds, {self.condition}" if self.condition else ""
         terms = [self.adjacency, f"sampling: {self.sampling}", self.method]
         if self.failure_probability:
-            terms.append(f"δ includes {rounded_up(self.failure_probability)} for draws that mislead")
+            terms.append(f"δ includes {rounded_up(self.failure_probability)} for Monte Carlo samples that mislead")
         return f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)}{part} ({'; '.join(terms)})"
 
     def _repr_html_(self) -> str:

@@ -147,7 +147,7 @@ def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
 def _plainly(statement: dict[str, Any]) -> str:
     """The verdict in three sentences, how large ε is beside published deployments, and the promise word by word."""
     said = "".join(f"<p class='promise'>{escape(sentence)}</p>" for sentence in statement["verdict"])
-    size = f"<p>Beside published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
+    size = f"<p>Compared with published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
     table = grid_html(("deployment", "ε", "δ", "for", "published in"), DEPLOYMENTS, numbers=(2,))
     return said + size + table + f"<p>{escape(statement['statement'])}</p>"
 

@@ -77,8 +77,8 @@ REFUSALS = {
     "came-into-use": "{path} came into use while it was read; try again",
     "unreadable-while-in-use": "{path} cannot be read as a ledger: {error}; its run is going on or was killed: copy it, with "
     "its -wal file, to where you may write",
-    "another-file": "{path} cannot be read as a ledger: {error}; give the file that the run calls its ledger, not the key's or "
-    "the models beside it",
+    "another-file": "{path} cannot be read as a ledger: {error}; give the run's ledger, not the "
+    "file of its key or of a model",
     "damaged": "{path} cannot be read as a ledger: {error}; if no whole copy is left, the run counts with all of its plan",
     "in-another-process": "{path} is open in another process, whose run is not touched ({holder}). fedcgd ledger show says how "
     "far it is. End that process first: then the run goes on from its last release, or can be sealed",
@@ -122,7 +122,7 @@ REFUSALS = {
     "in-flight": "an attempt at round {round} is in flight; release it, or call skip, before another begins",
     "out-of-order": "attempt {attempt} at round {round} is not at this step: plan, sum and release it, in this order and once",
     "nonce-used": "round {round} has had noise of this nonce already; make another with NoiseKey.nonce_of",
-    "not-opening": "no keepers were asked to open round {round}: it can be tried again, and is not spent",
+    "not-opening": "no keepers were asked to open round {round}: it can be tried again, and is not consumed",
     "too-often": "{users:user|users} would take part more than {k} times, or less than {b} rounds apart, in round {round}; "
     "fedcgd.participation.cohorts.cohort never chooses them",
     "another-bin": "{users:user|users} would take part in round {round}, which is not of their bin (round modulo {b}); "
@@ -143,16 +143,17 @@ REFUSALS = {
     "no-model": "{path} has released no model yet",
     "another-last-model": "{path} contradicts itself: its last model is number {number}, and {models:model is|models are} "
     "released; fedcgd ledger verify says what else",
-    "model-without-layout": "{path} holds a model without the names and shapes of its arrays",
+    "model-without-layout": "{path} holds no model with the names and shapes of its arrays: central training keeps none in its "
+    "ledger, so ask for the model",
     "another-suffix": "a model is written to a file .npz, got {name}",
     # Several runs
     "evaluations-alone": "{path} records the evaluations of a run whose own ledger is not named: name both",
     "evaluations-missing": "{path} is of a run that was evaluated on its users' data too, and {beside}, which says who was in "
     "that, is not there, or of another run: put it there, or name it where it is",
     "evaluations-of-a-copy": "a run was copied and went on in {places} places, each with evaluations on its users' data, and "
-    "{ledgers} ledgers of those are there: put each beside its training's (run.db.evaluation), or name it where it is",
+    "{ledgers} ledgers of those are there: put each next to its training's (run.db.evaluation), or name it where it is",
     "evaluations-only": "{path} records the evaluations of a run only: a statement is made from the ledger of that run",
-    "several-deltas": "the runs have different δ ({deltas}); give one for all",
+    "several-deltas": "the runs have different δ ({deltas}); give one delta for all",
     "unknown-user": "no run has a user {user!r}",
     "no-users": "no users are on record: nobody was asked in any of the runs",
     "own-ledger": "{path} is this run's own ledger; after names those of earlier runs",
@@ -162,8 +163,8 @@ REFUSALS = {
     "finish, or end it with fedcgd ledger seal {path}",
     "contradiction-before": "records contradict each other, and nobody can say what the runs cost: {problems}",
     "unnamed-before": "{path} came after {runs:run that is|runs that are} not named (streams {streams}); name all earlier "
-    "ledgers: whoever was in those counts too",
-    "unregistered-before": f"{_NOT_NAMED}. Whoever was in it pays for it too: give the ledger in after= as well, sealed or "
+    "ledgers: users in those count too",
+    "unregistered-before": f"{_NOT_NAMED}. Users in it pay for it too: give the ledger in after= as well, sealed or "
     "finished, or delete one that has released nothing. If one is lost that has, nobody can say who was in its run: begin with "
     "other people, and with a key that has a register of its own",
     "nobody-may-take-part": "nobody may take part: this plan and {runs:earlier run|earlier runs} with a secret sampling cost ε "
@@ -184,8 +185,8 @@ PROBLEMS = {
     "left-open": "{number:attempt was|attempts were} still in flight when another began",
     "users-missing": "users are missing from the table of users: their numbers have gaps",
     "last-model": "the last model on record is {here}, and {models:model is|models are} released",
-    "opened-and-undone": "keepers were asked to open {number:round that counts|rounds that count} as neither released nor spent",
-    "spent-unasked": "{number:round is|rounds are} spent that no keepers were asked to open",
+    "opened-and-undone": "keepers were asked to open {number:round|rounds} neither released nor consumed",
+    "spent-unasked": "{number:round is|rounds are} consumed that no keepers were asked to open",
     "made-up-stream": "the run is called private, and its stream is that of a simulation or made up ({run.stream_id!r})",
     "made-up-fingerprint": "the key's fingerprint is none: {run.defined.key_fingerprint!r}",
     "sealed-in-flight": "the run is sealed, and an attempt is in flight",
@@ -220,7 +221,7 @@ PROBLEMS = {
 
 NOTES = {
     "no-register": "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator"
-    " has it beside the key (noise.key.runs): --register FILE",
+    " has it next to the key (noise.key.runs): --register FILE",
     "adopted": "on {at}, after {rounds:round|rounds}, its operator declared this the latest ledger of the run: the key's "
     "register, which would show another copy, was lost",
     "another-place": "on {at}, after {rounds:round|rounds}, the run went on with a ledger that had been copied, restored or "
@@ -231,11 +232,11 @@ NOTES = {
     "known; exact Gaussian mechanism), and not {whole}",
     "central": "central training: what is protected is one example, named by its row number. ε does not cover a person with "
     "several rows as a whole, and runs compose row by row",
-    "model-not-there": "the last model, {name}, is not beside the ledger, and was not compared",
+    "model-not-there": "the last model, {name}, is not next to the ledger, and was not compared",
     "seal-unknown": "the ledger says that the run was sealed on {sealed}, and {register} does not: the seal was written by "
     "hand, or its key was kept elsewhere; ask whether it is deleted",
-    "unnamed-runs": f"{_NOT_NAMED}: whoever was in it pays for it too; name all ledgers",
-    "begun-since": f"{_NOT_NAMED}, begun since this one: for whoever is in both, ε is more than this budget counts. Begin later"
+    "unnamed-runs": f"{_NOT_NAMED}: users in it pay for it too; name all ledgers",
+    "begun-since": f"{_NOT_NAMED}, begun since this one: for users in both, ε is more than this budget counts. Begin later"
     " runs with a budget that names this one",
     "went-apart": "{path} is a copy that went its own way: each copy counts with all of its rounds",
     "older-copy": "{path} is the latest of several copies of one run, and counts for all of them: {copies}",

@@ -98,7 +98,7 @@ class Evaluator:
         """What users measured of the model that is release number `release`, with noise; None if it could not be measured."""
         plan, round = self.evaluation.plan, self._record.count
         if round >= plan.participation.rounds:  # a consumed one then is missing at the end
-            log_warning(f"no evaluation: all {round} that are planned are released or spent")
+            log_warning(f"no evaluation: all {round} that are planned are released or consumed")
             return None
         if why := self._noise.gives_up:
             log_warning(f"no evaluation: {why}")
@@ -137,7 +137,7 @@ class Evaluator:
             measured = joint | self._read(noised, terms.lattice)
             self._record.record(attempt, b"", metrics=measured)
         except NoiseUnavailableError as error:
-            reason = f"{'it is spent' if self._record.is_consumed else 'not opened'}: {error}"
+            reason = f"{'it is consumed' if self._record.is_consumed else 'not opened'}: {error}"
             log_warning(f"no evaluation: {reason}")
             self._record.abandon(reason)
             return None

@@ -142,7 +142,8 @@ def planned_cohort(inner: Strategy, expected_users: int | None) -> tuple[int, st
             )
     raise ValueError(
         f"how many users a round? {type(inner).__name__} (fraction_train = {fraction}, min_train_nodes = {least}) does not say "
-        "it without the number of users: give cohort_size, or expected_users, or the inner strategy's min_train_nodes alone"
+        "it without the number of users: give cohort_size=, or expected_users=, or only min_train_nodes= to the inner strategy, "
+        "without fraction_train"
     )
 
 

@@ -279,7 +279,7 @@ class TrainingRounds:
             stepped = inner_step(self.settings.inner, pending.task.round + 1, noised)
             released = self._release(pending, stepped, metrics, next_clip_norm)
         except NoiseUnavailableError as error:
-            self.abort_round(f"{'the round is spent' if self.record.is_consumed else 'not opened'}: {error}")
+            self.abort_round(f"{'the round is consumed' if self.record.is_consumed else 'not opened'}: {error}")
             return None, None
         except BaseException:
             self.abort_round("it could not be released")
