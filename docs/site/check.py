@@ -20,7 +20,7 @@ SERIOUS = """async () => (await axe.run(document, {resultTypes: ["violations"]})
 CUT = """() => [
     ...(document.documentElement.scrollWidth > innerWidth ? ["wider than the screen"] : []),
     ...[...document.querySelectorAll("article img")].filter(each => each.offsetWidth &&
-        (each.offsetWidth < Math.min(300, each.naturalWidth) || each.getBoundingClientRect().right > innerWidth))
+        (each.offsetWidth < Math.min(300, each.naturalWidth) || each.parentElement.getBoundingClientRect().right > innerWidth))
         .map(each => `cut or too small: ${each.getAttribute("src")}`)]"""
 SEARCHES = {"lora": "trainers.html"}  # words, and the page that has to come first
 
