@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from fedcgd.opacus.ghost import remove_sample_hooks
 
 _SHARED = (
-    "another run of this process has released rounds over some of these examples: whoever is in both has the ε of both together, "
+    "another run of this process has released rounds over some of these examples: anyone in both has the ε of both together, "
     "also of trials that are thrown away, and get_epsilon is of one run. fedcgd.compose has it for all of them"
 )
 
