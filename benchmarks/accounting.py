@@ -82,8 +82,8 @@ def measured(mechanism: Mechanism, participation: Participation, epsilon: float)
     return {
         "noise_multiplier": found.noise_multiplier,
         "rmse": error_norms(mechanism, participation.rounds).rmse(found.noise_multiplier),
-        "method": found.method,
-        "failure_probability": found.failure_probability,
+        "method": found.proof.method,
+        "failure_probability": found.proof.failure_probability,
         "seconds": round(time.perf_counter() - start, 2),
         "processor_seconds": round(time.process_time() - cpu, 2),
     }

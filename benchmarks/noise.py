@@ -28,10 +28,9 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
-from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.kernels import kernels
+from fedcgd.noise.stream import kernels
 from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
 
@@ -108,13 +107,13 @@ def measure(*, size: int, threads: int, repeats: int) -> dict[str, Any]:
 
 
 LEAST_BYTES = {"float32": 4, "sum": 16, "release": 20, "opacus": 16, "read": 8}
-"""Of memory, a number: written; float64 read and written; the same and the gradient written; two read, two written; read."""
+"""Of memory, a number: written; int64 read and written; the same and the gradient written; two read, two written; read."""
 
 
 def measure_on(device: torch.device, *, size: int, repeats: int) -> dict[str, Any]:
     """Milliseconds of all on `device`, their ratios to Opacus' noise step with spread, and bandwidths; printed too."""
     stream, grid = NoiseStream(bytes(range(32))), Lattice(2.0**-23)
-    normals, total = TensorNormals(stream, grid), torch.zeros(size, dtype=torch.float64, device=device)
+    normals, total = TensorNormals(stream, grid), torch.zeros(size, dtype=torch.int64, device=device)
     x = torch.zeros(size, device=device)
     parameter = nn.Parameter(torch.zeros(size, device=device))
     opacus = DPOptimizer(
@@ -128,7 +127,7 @@ def measure_on(device: torch.device, *, size: int, repeats: int) -> dict[str, An
         delta=1e-5,
     )
     releases = Releases(
-        plan, NoiseKey.generate(), size, record=None, configuration={}, device=device, ranks=Ranks(None), mode="replay"
+        plan, NoiseKey.generate(), size, record=None, configuration={}, device=device, mode="replay"
     )
 
     def opacus_step() -> None:

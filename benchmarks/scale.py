@@ -36,7 +36,7 @@ from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
 from fedcgd.native import vector_kernels
 from fedcgd.native.vector_kernels import CHUNK
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.kernels import kernels
+from fedcgd.noise.stream import kernels
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release.run_noise import LatticeNormals, NoiseSource

@@ -8,6 +8,7 @@ pieces for a model of texts; 20 epochs of random labels (2 for the large ones), 
 """
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -83,11 +84,11 @@ def measure(name: str) -> None:
     started = time.process_time()
     trained = pretrained(public, epochs=epochs)
     pretraining = time.process_time() - started
-    measured = measure_spectrum(
+    spectrum = measure_spectrum(
         trained.hessian(), eigenvalues=10, probes=3, steps=20, measured_on={"model": name, "public": "fashion-mnist"},
-        report=lambda effort: print(f"  {effort}", file=sys.stderr, flush=True),
+        report=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
     )  # fmt: skip
-    spectrum, facts = measured.spectrum, measured.spectrum.measured_on
+    facts, memory = spectrum.measured_on, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if folder := os.environ.get("SPECTRA"):
         spectrum.save(Path(folder) / f"{name}.json")
     tail = facts.get("tail", {}).get("sum", float("nan"))
@@ -95,7 +96,7 @@ def measure(name: str) -> None:
     seconds = f"{pretraining:.0f} + {facts['processor_seconds']:.0f}"
     print(
         f"| {name} | {spectrum.dimension:,} | {count} | {facts['products']} | {seconds} "
-        f"| {facts['memory_bytes'] / 2**30:.1f} | {spectrum.largest:.3g} | {spectrum.effective_dimension:.0f} "
+        f"| {memory / 2**30:.1f} | {spectrum.largest:.3g} | {spectrum.effective_dimension:.0f} "
         f"| {tail:.3g} | {quadrature:.3g} |",
         flush=True,
     )

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
-from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier, rounded_up
+from fedcgd.accounting.guarantee import Proof, check_delta, check_noise_multiplier, rounded_up
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
@@ -179,9 +179,7 @@ class Plan:
         """
         if self.noiseless:
             return self.guarantee(released=released)
-        return self.accountant.quick_epsilon(
-            noise_multiplier=self.noise_multiplier, delta=self.delta, released=released
-        )
+        return self.accountant.quick_epsilon(self._whole, released)
 
     def _nothing_promised(self, released: int) -> Guarantee:
         return Guarantee(
@@ -189,9 +187,9 @@ class Plan:
             delta=self.delta,
             noise_multiplier=0.0,
             sampling=self.participation.sampling,
-            method="no noise is added",
             rounds=self.participation.rounds,
             released=released,
+            proof=Proof("no noise is added"),
         )
 
     def to_description(self) -> dict[str, Any]:

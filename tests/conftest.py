@@ -45,15 +45,10 @@ LONG = {
     ),
     "many Monte Carlo samples, as fewer of the same search take in other tests of the file": (
         "accounting/test_answers.py::test_every_other_question_is_another_file_and_each_is_answered_as_before",
-        "accounting/test_balls_in_bins.py::test_calibrated_noise_is_enough_and_less_than_without_amplification",
-        "accounting/test_balls_in_bins.py::test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplification",
         "accounting/test_balls_in_bins.py::test_quick_guarantee_is_an_upper_bound_too",
-        "accounting/test_balls_in_bins_draws.py::test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say",
         "accounting/test_compose.py::test_a_balls_in_bins_run_beside_a_gaussian_one_by_quadrature",
         "accounting/test_selection_of_numbers.py::test_a_plan_is_accounted_for_with_the_damped_mechanism",
-        "accounting/test_selection_of_numbers.py::test_bands_under_random_allocation_are_damped_by_its_accounting",
         "accounting/test_selection_of_numbers.py::test_the_command_line_says_what_was_damped",
-        "accounting/test_tradeoff.py::test_the_curve_of_a_balls_in_bins_run_lies_between_known_bins_and_a_real_test",
         "opacus/test_opacus_answers.py::test_a_mechanism_that_is_left_out_is_asked_for_with_the_one_of_opacus",
     ),
 }
@@ -93,13 +88,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--foreign-warnings"):
         config.addinivalue_line("filterwarnings", "default")
         config.addinivalue_line("filterwarnings", "error:::fedcgd")
-
-
-@pytest.fixture(autouse=True)
-def _no_runs_of_other_tests() -> None:
-    """No test is told of the runs of another one over the same examples."""
-    if (runs := sys.modules.get("fedcgd.opacus.overlap")) is not None:
-        runs._released.clear()
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from fedcgd.accounting.answers import answer
 from fedcgd.accounting.guarantee import (
     LEAST_DELTA,
+    Bound,
     Guarantee,
+    Proof,
     check_delta,
     check_epsilon,
     check_noise_multiplier,
@@ -22,17 +24,6 @@ Progress = Callable[[str], None]
 
 def silent(_: str) -> None:
     """Progress that nobody listens to."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A number that was found, and how; the fields are those of `Guarantee`."""
-
-    value: float
-    method: str
-    sensitivity: float | None = None
-    exact: bool = False
-    failure_probability: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,18 +133,17 @@ class Accountant(ABC):
         value = max(found.value, LEAST_DELTA) if rounds else 0.0
         return self._guarantee(found, epsilon, value, noise_multiplier, rounds)
 
-    def quick_epsilon(self, *, noise_multiplier: float, delta: float, released: int) -> Guarantee:
-        """As `epsilon`, perhaps less tight, in no time once that of the whole run is known: for what is said in every round.
+    def quick_epsilon(self, whole: Guarantee, released: int) -> Guarantee:
+        """As `epsilon`, perhaps less tight, in no time once that of the `whole` run is known: for what is said in every round.
 
         Args:
-            noise_multiplier: σ, positive: noise per unit of clip norm.
-            delta: δ, in [1e-300, 1).
+            whole: of which σ and δ are those that are asked for.
             released: how many rounds have been published.
 
         Raises:
             ValueError: as `epsilon` does.
         """
-        return self.epsilon(noise_multiplier=noise_multiplier, delta=delta, released=released)
+        return self.epsilon(noise_multiplier=whole.noise_multiplier, delta=whole.delta, released=released)
 
     @abstractmethod
     def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
@@ -187,8 +177,7 @@ class Accountant(ABC):
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound: ...
 
     def _kept(self, asked: tuple[str | float, ...], find: Callable[[], Bound]) -> Bound:
-        asked = (type(self).__name__, *asked)
-        return answer(self.mechanism, self.participation, asked, find, Bound)
+        return answer(self.mechanism, self.participation, (type(self).__name__, *asked), find)
 
     def _guarantee(self, found: Bound, epsilon: float, delta: float, sigma: float, released: int) -> Guarantee:
         return Guarantee(
@@ -196,13 +185,10 @@ class Accountant(ABC):
             delta=delta,
             noise_multiplier=sigma,
             sampling=self.participation.sampling,
-            method=found.method,
             rounds=self.participation.rounds,
             released=released,
-            sensitivity=found.sensitivity,
-            exact=found.exact,
-            failure_probability=found.failure_probability,
+            proof=found.proof,
         )
 
 
-_NOTHING = Bound(0.0, "nothing is released", sensitivity=0.0, exact=True)
+_NOTHING = Bound(0.0, Proof("nothing is released", sensitivity=0.0, exact=True))

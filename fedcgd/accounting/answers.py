@@ -7,18 +7,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 import numpy as np
 import scipy
 
 from fedcgd.accounting.effort import EFFORT
+from fedcgd.accounting.guarantee import Bound, Proof
 from fedcgd.mechanisms import Mechanism
 from fedcgd.native.threads import one_thread
 from fedcgd.participation import Participation
 from fedcgd.support import cache
-
-Found = TypeVar("Found")
 
 LONG = EFFORT.answers.kept_after
 _CODE = ("accounting", "mechanisms", "participation")  # packages that an answer follows from
@@ -28,10 +26,9 @@ def answer(
     mechanism: Mechanism,
     participation: Participation,
     asked: tuple[str | float | None, ...],
-    find: Callable[[], Found],
-    make: Callable[..., Found],
-) -> Found:
-    """What `find` finds, a dataclass that `make` makes; read from the disk if it is there.
+    find: Callable[[], Bound],
+) -> Bound:
+    """What `find` finds; read from the disk if it is there.
 
     It must follow from the mechanism, the participation and what is `asked`.
     """
@@ -45,12 +42,12 @@ def answer(
     }
     known = None if described is None else cache.load(request)
     if known is not None:
-        return make(**known)
+        return Bound(known["value"], Proof(**known["proof"]))
     began = time.monotonic()
     with one_thread():
         found = find()
     if described is not None and time.monotonic() - began >= LONG:
-        cache.store(request, asdict(cast(Any, found)))
+        cache.store(request, asdict(found))
     return found
 
 

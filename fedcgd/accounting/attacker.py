@@ -16,9 +16,6 @@ class AttackerAccuracy:
     value: float
     gaussian_mu: float | None
     """μ of the Gaussian mechanism that the run is at most, for which it is Φ(μ/2); None with a sampling."""
-    exact: bool
-    """Some attacker reaches it."""
-    failure_probability: float = 0.0
 
     @property
     def percent(self) -> str:
@@ -27,7 +24,7 @@ class AttackerAccuracy:
 
 
 def attacker_accuracy(
-    accountant: Accountant, *, noise_multiplier: float, released: int | None = None, progress: Progress = silent
+    accountant: Accountant, *, noise_multiplier: float, progress: Progress = silent
 ) -> AttackerAccuracy:
     """(1 + δ(0))/2, where δ(0) is δ at ε = 0: the total variation distance between what is released with and without the user.
 
@@ -38,20 +35,14 @@ def attacker_accuracy(
     Args:
         accountant: of the run.
         noise_multiplier: σ, positive.
-        released: only the first so many rounds (None: all).
         progress: is told what is calculated.
 
     Raises:
         ValueError: for σ out of range, and mechanisms that the sampling is not accounted for.
     """
     progress("the best attacker")
-    at_zero = accountant.delta(noise_multiplier=noise_multiplier, epsilon=0.0, released=released)
+    at_zero = accountant.delta(noise_multiplier=noise_multiplier, epsilon=0.0)
     mu = None
-    if not accountant.participation.is_secret and at_zero.sensitivity is not None:
-        mu = at_zero.sensitivity / noise_multiplier
-    return AttackerAccuracy(
-        value=min(1.0, (1 + at_zero.delta) / 2),
-        gaussian_mu=mu,
-        exact=at_zero.exact,
-        failure_probability=at_zero.failure_probability,
-    )
+    if not accountant.participation.is_secret and at_zero.proof.sensitivity is not None:
+        mu = at_zero.proof.sensitivity / noise_multiplier
+    return AttackerAccuracy(value=min(1.0, (1 + at_zero.delta) / 2), gaussian_mu=mu)

@@ -1,15 +1,13 @@
 """Which accountant a run has, and what it answers: σ from a budget, ε from σ, δ from both."""
 
-from collections.abc import Callable
-
 from fedcgd.accounting.accountant import Accountant, Progress, silent
-from fedcgd.accounting.b_min_sep import BMinSepAccountant
-from fedcgd.accounting.balls_in_bins import BallsInBinsAccountant
+from fedcgd.accounting.b_min_sep.accountant import BMinSepAccountant
+from fedcgd.accounting.balls_in_bins.accountant import BallsInBinsAccountant
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.accounting.poisson import PoissonAccountant
-from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant
-from fedcgd.mechanisms import Mechanism, bandwidth
+from fedcgd.accounting.random_allocation import RandomAllocationAccountant
+from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
 from fedcgd.participation import Participation
 from fedcgd.participation.samplings import Law
@@ -42,17 +40,12 @@ def accountant(mechanism: Mechanism, participation: Participation) -> Accountant
     return _ACCOUNTANTS[participation.scheme.law](mechanism, participation)
 
 
-def _one_of_each_epoch(mechanism: Mechanism, participation: Participation) -> Accountant:
-    one = bandwidth(mechanism, participation.rounds) == 1
-    return OneBandAccountant(mechanism, participation) if one else BandsAccountant(mechanism, participation)
-
-
-_ACCOUNTANTS: dict[Law, Callable[[Mechanism, Participation], Accountant]] = {
+_ACCOUNTANTS: dict[Law, type[Accountant]] = {
     Law.KNOWN: GaussianAccountant,
     Law.COINS: PoissonAccountant,
     Law.ONE_BIN: BallsInBinsAccountant,
     Law.RESTING_COINS: BMinSepAccountant,
-    Law.ONE_OF_EACH_EPOCH: _one_of_each_epoch,
+    Law.ONE_OF_EACH_EPOCH: RandomAllocationAccountant,
 }
 
 

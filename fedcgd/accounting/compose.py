@@ -13,9 +13,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.accountant import Accountant, Bound, Progress, silent
+from fedcgd.accounting.accountant import Accountant, Progress, silent
 from fedcgd.accounting.calibration import accountant
-from fedcgd.accounting.guarantee import ADJACENCY, LEAST_DELTA, check_delta, check_noise_multiplier, rounded_up
+from fedcgd.accounting.guarantee import (
+    ADJACENCY,
+    LEAST_DELTA,
+    Bound,
+    Proof,
+    check_delta,
+    check_noise_multiplier,
+    rounded_up,
+)
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation
@@ -68,12 +76,10 @@ class JointGuarantee:
 
     Attributes:
         epsilon: ε.
-        delta: δ, all of it: `failure_probability` is a part of it.
+        delta: δ, all of it: `proof.failure_probability` is a part of it.
         runs: how many.
         released: the rounds of all of them that are out.
-        method: in words, how ε was found.
-        exact: whether ε is the smallest possible; else it is an upper bound.
-        failure_probability: the chance that random draws of the method mislead it.
+        proof: how ε was found.
         adjacency: which data sets are neighbours.
         condition: what it rests on.
     """
@@ -82,25 +88,22 @@ class JointGuarantee:
     delta: float
     runs: int
     released: int
-    method: str
-    exact: bool
-    failure_probability: float = 0.0
+    proof: Proof
     adjacency = ADJACENCY  # of every joint guarantee, as is what it rests on
     condition = JOINT_CONDITION
 
     def __str__(self) -> str:
-        terms = [self.adjacency, self.method]
-        if self.failure_probability:
-            terms.append(f"δ includes {rounded_up(self.failure_probability)} for Monte Carlo samples that mislead")
         covered = f"{plural(self.released, 'round', 'rounds')} of {plural(self.runs, 'run', 'runs')}"
         return (
             f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)} for {covered} "
-            f"together, {self.condition} ({'; '.join(terms)})"
+            f"together, {self.condition} ({self.adjacency}; {self.proof})"
         )
 
     def to_description(self) -> dict[str, Any]:
         """All of it as JSON-able values."""
-        return asdict(self) | {"adjacency": self.adjacency, "condition": self.condition}
+        fields = asdict(self)
+        proof: dict[str, Any] = fields.pop("proof")
+        return fields | proof | {"adjacency": self.adjacency, "condition": self.condition}
 
 
 def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silent) -> JointGuarantee:
@@ -136,7 +139,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     out = [run for run in runs if run.rounds_released]
     known = [run.gaussian_mu() for run in out]
     epsilon = _gaussian(known, delta)
-    exact = all(loss.exact for loss in known)
+    exact = all(loss.proof.exact for loss in known)
     method = "exact composition of Gaussian mechanisms" + ("" if exact else ", of upper bounds on their losses")
     risk, sampled = 0.0, any(run.participation.is_secret for run in out)
     if sampled:
@@ -150,9 +153,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
         delta=delta,
         runs=len(runs),
         released=sum(run.rounds_released for run in out),
-        method=method,
-        exact=exact,
-        failure_probability=risk,
+        proof=Proof(method, exact=exact, failure_probability=risk),
     )
 
 

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedcgd.mechanisms import DPSGD, Mechanism, Normalized, bandwidth
+from fedcgd.mechanisms import DPSGD, Mechanism, Normalized
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, BandedToeplitzMechanism
@@ -43,7 +43,7 @@ def too_wide(mechanism: Mechanism, participation: Participation, bands: int) -> 
 def column_norm(mechanism: Mechanism, participation: Participation) -> float:
     """The largest column norm of C, or a bound on it. Raises ValueError if C is too wide for the sampling."""
     n, most = participation.rounds, most_bands(participation)
-    p = bandwidth(mechanism, n)
+    p = mechanism.bandwidth(n)
     if most is not None and p > most:
         raise too_wide(mechanism, participation, p)
     if isinstance(mechanism, DPSGD):

@@ -25,8 +25,6 @@ class Answers:
     """One part of so many of δ is where a profile ends: what is left is noise beside the error of its points."""
     norm_iterations: int = 4
     """Of the norm of C; the first brings most."""
-    named_rounds: int = 6
-    """Rounds of a pattern that are all named in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

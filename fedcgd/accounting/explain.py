@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
-from fedcgd.accounting.coverage import most_bands
-from fedcgd.accounting.effort import EFFORT
+from fedcgd.accounting.coverage import column_norm, most_bands
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
+from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
@@ -84,7 +83,7 @@ def explain(
         ),
         Step("sampling", participation.scheme.assumption),
         _mechanism(mechanism, participation.rounds, rho),
-        _sensitivity(mechanism, participation, guarantee),
+        _sensitivity(mechanism, participation),
         Step(
             "noise",
             f"σ = {rounded_up(guarantee.noise_multiplier, 6)} (it includes the sensitivity): Z has independent coordinates of "
@@ -94,8 +93,12 @@ def explain(
         ),
         Step(
             "method",
-            f"{guarantee.method}; "
-            + ("exact up to rounding." if guarantee.exact else "an upper bound: the truth may be better, not worse."),
+            f"{guarantee.proof.method}; "
+            + (
+                "exact up to rounding."
+                if guarantee.proof.exact
+                else "an upper bound: the truth may be better, not worse."
+            ),
         ),
         _confidence(guarantee),
         Step(
@@ -114,33 +117,28 @@ def _mechanism(mechanism: Mechanism, rounds: int, rho: float) -> Step:
     parameters = [f"{name} = {value}" for name, value in description.items() if name not in ("name", "normalize")]
     name = mechanism.name + (f" ({', '.join(parameters)})" if parameters else "")
     columns = " with columns of norm 1" if isinstance(mechanism, Normalized) else ""
+    damping = (
+        f" C was optimised without a sampling, and its coefficients c_t are multiplied by ρ^t, ρ = {rho:.4g}: under this "
+        "sampling less correlation has less error. All that follows is about this C."
+        if rho != 1
+        else ""
+    )
     terms = max(len(mechanism.inverse_row(t, rounds)) for t in {0, rounds - 1})
     return Step(
         "mechanism",
         f"{name}{columns}: round t releases x̂_t = x_t + ζσ·(C⁻¹Z)_t, the sum of the clipped updates and up to {terms} "
         "of the noise vectors Z of this and earlier rounds. All releases together are a function of CX + ζσZ: as "
-        f"private as that one Gaussian mechanism, also when updates depend on earlier releases.{_damping(rho)}",
+        f"private as that one Gaussian mechanism, also when updates depend on earlier releases.{damping}",
     )
 
 
-def _damping(rho: float) -> str:
-    if rho == 1:
-        return ""
-    return (
-        f" C was optimised without a sampling, and its coefficients c_t are multiplied by ρ^t, ρ = {rho:.4g}: under this "
-        "sampling less correlation has less error. All that follows is about this C."
-    )
-
-
-def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> Step:
+def _sensitivity(mechanism: Mechanism, participation: Participation) -> Step:
     if most_bands(participation) is not None:
-        reach = guarantee.sensitivity
-        may_overlap = bandwidth(mechanism, participation.rounds) > participation.min_separation
+        reach = column_norm(mechanism, participation)
         return Step(
             "sensitivity",
-            f"One participation moves CX by at most {'‖C[:, t]‖' if reach is None else f'{reach:.6g}'}·ζ, the largest norm "
-            "of a column of C; how many there are enters below"
-            + (", and how those of neighbouring epochs overlap." if may_overlap else "."),
+            f"One participation moves CX by at most {reach:.6g}·ζ, the largest norm of a column of C; how many there are, and "
+            "whether they overlap, enters below.",
             reach,
         )
     found = sensitivity(mechanism, participation)
@@ -155,16 +153,13 @@ def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: 
 
 def _rounds(pattern: tuple[int, ...]) -> str:
     """Rounds, which are counted from 0, as people count them: "rounds 1 and 5"."""
-    numbers = [str(t + 1) for t in pattern]
-    if len(numbers) == 1:
-        return f"round {numbers[0]}"
-    if len(numbers) > EFFORT.answers.named_rounds:
-        return f"rounds {', '.join(numbers[:4])}, … and {numbers[-1]}"
-    return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
+    *others, last = [str(t + 1) for t in pattern]
+    named = [*others[:4], "…"] if len(others) > 5 else others
+    return f"rounds {', '.join(named)} and {last}" if others else f"round {last}"
 
 
 def _confidence(guarantee: Guarantee) -> Step:
-    risk = guarantee.failure_probability
+    risk = guarantee.proof.failure_probability
     if not risk:
         return Step("confidence", "Deterministic: no part of the calculation is random.", 1.0)
     return Step(

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
-from fedcgd.accounting.accountant import Accountant, Bound, Progress
-from fedcgd.accounting.guarantee import check_delta, check_epsilon
+from fedcgd.accounting.accountant import Accountant, Progress
+from fedcgd.accounting.guarantee import Bound, Proof, check_delta, check_epsilon
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedcgd.support.numbers import as_float
@@ -43,7 +43,7 @@ class GaussianAccountant(Accountant):
 
     def releases(self, noise_multiplier: float, released: int, delta: float) -> tuple[Sampled, float]:
         reach = self.gaussian_mu(noise_multiplier, released)
-        return Sampled.certain(reach.value, reach.method), 0.0
+        return Sampled.certain(reach.value, reach.proof.method), 0.0
 
     def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:
         reach = sensitivity(self.mechanism, self.participation)
@@ -60,7 +60,7 @@ class GaussianAccountant(Accountant):
 
 def _bound(value: float, reach: Sensitivity) -> Bound:
     method = "exact Gaussian mechanism" + ("" if reach.exact else " on an upper bound of the sensitivity")
-    return Bound(value, method, sensitivity=reach.value, exact=reach.exact)
+    return Bound(value, Proof(method, sensitivity=reach.value, exact=reach.exact))
 
 
 def delta(*, epsilon: float, sigma: float) -> float:

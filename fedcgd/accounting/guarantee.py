@@ -17,6 +17,36 @@ LEAST_DELTA = 1e-300
 WITHOUT_AMPLIFICATION = "exact Gaussian mechanism for an adversary who knows the user's rounds, without amplification"
 
 
+@dataclass(frozen=True)
+class Proof:
+    """How a number was found, and what it rests on.
+
+    Attributes:
+        method: in words.
+        sensitivity: that of C where the method goes through it, else None.
+        exact: whether the number is the smallest possible (up to rounding, on the safe side); else it is an upper bound.
+        failure_probability: the chance that the random draws of the method mislead it; 0 where it draws none.
+    """
+
+    method: str
+    sensitivity: float | None = None
+    exact: bool = False
+    failure_probability: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.failure_probability:
+            return self.method
+        return f"{self.method}; δ includes {rounded_up(self.failure_probability)} for Monte Carlo samples that mislead"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A number that was found, and how."""
+
+    value: float
+    proof: Proof
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """(ε, δ)-differential privacy between the data with one user and the data with that user's updates all zero.
@@ -25,16 +55,13 @@ class Guarantee:
 
     Attributes:
         epsilon: ε; infinite without noise.
-        delta: δ, all of it: `failure_probability` is a part of it.
+        delta: δ, all of it: `proof.failure_probability` is a part of it.
         noise_multiplier: σ (no unit), which includes the sensitivity: the noise has standard deviation ζσ per coordinate of Z,
             for clip norm ζ.
         sampling: how users' rounds are chosen, as in `Participation`.
-        method: in words, how the number was found.
         rounds: n, the releases of the whole run.
         released: how many of them have been published.
-        sensitivity: that of C where the method goes through it, else None.
-        exact: whether ε is the smallest possible (up to rounding, on the safe side); else it is an upper bound.
-        failure_probability: the chance that the random draws of the method mislead it; 0 where it draws none.
+        proof: how the number was found.
 
     >>> from fedcgd import DPSGD, Participation, compute_epsilon
     >>> print(compute_epsilon(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, delta=1e-5))
@@ -45,12 +72,9 @@ class Guarantee:
     delta: float
     noise_multiplier: float
     sampling: str
-    method: str
     rounds: int
     released: int
-    sensitivity: float | None = None
-    exact: bool = False
-    failure_probability: float = 0.0
+    proof: Proof
     adjacency = ADJACENCY  # of every guarantee
 
     @property
@@ -62,12 +86,10 @@ class Guarantee:
         if not self.noise_multiplier:
             return (
                 f"{NO_NOISE}: ε = ∞ at δ = {rounded_up(self.delta, 6)} ({self.adjacency}; sampling: {self.sampling}; "
-                f"{self.method})"
+                f"{self.proof.method})"
             )
         part = f" after {self.released} of {self.rounds} rounds, {self.condition}" if self.condition else ""
-        terms = [self.adjacency, f"sampling: {self.sampling}", self.method]
-        if self.failure_probability:
-            terms.append(f"δ includes {rounded_up(self.failure_probability)} for Monte Carlo samples that mislead")
+        terms = [self.adjacency, f"sampling: {self.sampling}", str(self.proof)]
         return f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)}{part} ({'; '.join(terms)})"
 
     def _repr_html_(self) -> str:
@@ -77,14 +99,16 @@ class Guarantee:
             "δ": rounded_up(self.delta, 6),
             "adjacency": self.adjacency,
             "sampling": self.sampling,
-            "method": self.method if self.noise_multiplier else f"{NO_NOISE}; {self.method}",
+            "method": self.proof.method if self.noise_multiplier else f"{NO_NOISE}; {self.proof.method}",
             "rounds": f"{self.released} of {self.rounds}",
         }
         return table(rows | ({"condition": self.condition} if self.condition else {}))
 
     def to_description(self) -> dict[str, Any]:
-        """All fields, `adjacency` and `condition`, as JSON-able values."""
-        return asdict(self) | {"adjacency": self.adjacency, "condition": self.condition}
+        """All fields, those of `proof` among them, `adjacency` and `condition`, as JSON-able values."""
+        fields = asdict(self)
+        proof: dict[str, Any] = fields.pop("proof")
+        return fields | proof | {"adjacency": self.adjacency, "condition": self.condition}
 
 
 def check_epsilon(epsilon: float) -> float:

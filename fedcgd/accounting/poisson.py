@@ -11,10 +11,9 @@ privacy loss distribution of one round, rounded up to a grid and composed with i
 import math
 from dataclasses import dataclass
 
-from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.amplified import SampledAccountant
 from fedcgd.accounting.coverage import column_norm
-from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION
+from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION, Bound, Proof
 from fedcgd.accounting.sampled import Coin, Sampled
 
 METHOD = "privacy loss distribution of the Poisson-subsampled Gaussian mechanism, rounded up"
@@ -30,17 +29,13 @@ class PoissonAccountant(SampledAccountant):
     def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
         norm = column_norm(self.mechanism, self.participation)
         mu = math.sqrt(self._eligible(released)) * norm / noise_multiplier
-        return Bound(mu, WITHOUT_AMPLIFICATION, sensitivity=norm)
+        return Bound(mu, Proof(WITHOUT_AMPLIFICATION))
 
     def laws(self, released: int) -> tuple[Sampled, ...]:
         rate = self.participation.sampling_rate
         assert rate is not None
         coin = Coin(rate, column_norm(self.mechanism, self.participation))
         return (Sampled(((coin, self._eligible(released)),), METHOD),)
-
-    @property
-    def _sensitivity(self) -> float:
-        return column_norm(self.mechanism, self.participation)
 
     def _eligible(self, released: int) -> int:
         """Rounds in which one user may take part."""

@@ -6,7 +6,6 @@ where C = I, and dominate others (`bounds`). Losses are put on a grid that errs 
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,52 +28,33 @@ LARGEST_MULTIPLIER = 1e6
 _LARGEST_EPSILON = 1e7  # no privacy at all: a grid of its losses has too few points
 
 
-class Release(ABC):
-    """One release, for noise of standard deviation σ in units of its norms."""
-
-    @abstractmethod
-    def scaled(self, factor: float) -> "Release":
-        """With norms `factor` times as large."""
-
-    @abstractmethod
-    def covers(self, sigma: float) -> bool:
-        """Whether a grid holds the losses: noise is neither too much nor too little."""
-
-    @abstractmethod
-    def spread(self, sigma: float) -> float:
-        """About the standard deviation of a small loss."""
-
-    @abstractmethod
-    def span(self, sigma: float, times: int, least: float) -> float:
-        """About how far losses of so many reach that are not negligible."""
-
-    @abstractmethod
-    def losses(self, sigma: float, step: float, least: float) -> tuple[GridLoss, GridLoss]:
-        """Those of removing and of adding a user; losses of probability about `least` may count as infinite."""
-
-
 @dataclass(frozen=True)
-class Coin(Release):
+class Coin:
     """A user takes part with probability `rate`, and then moves the release by `norm`."""
 
     rate: float
     norm: float = 1.0
 
     def scaled(self, factor: float) -> "Coin":
+        """With norms `factor` times as large."""
         return Coin(self.rate, self.norm * factor)
 
     def covers(self, sigma: float) -> bool:
+        """Whether a grid holds the losses: noise is neither too much nor too little."""
         return 1e-3 <= sigma / self.norm <= LARGEST_MULTIPLIER
 
     def spread(self, sigma: float) -> float:
+        """About the standard deviation of a small loss."""
         return self.rate * math.sqrt(math.expm1(min((self.norm / sigma) ** 2, 50.0)))
 
     def span(self, sigma: float, times: int, least: float) -> float:
+        """About how far losses of so many reach that are not negligible."""
         mu, far = self.norm / sigma, -float(ndtri(least))
         largest = max(_log_mean(self.rate, mu * far + mu * mu / 2), -_log_mean(self.rate, -mu * far - mu * mu / 2))
         return largest + _bulk(self.spread(sigma), mu, self.rate, times)
 
     def losses(self, sigma: float, step: float, least: float) -> tuple[GridLoss, GridLoss]:
+        """Those of removing and of adding a user; losses of probability about `least` may count as infinite."""
         mu, far = self.norm / sigma, -float(ndtri(least))
         found = []
         for adding in (False, True):
@@ -88,26 +68,31 @@ class Coin(Release):
 
 
 @dataclass(frozen=True)
-class OneOf(Release):
+class OneOf:
     """A user takes part in one of several rounds, each as likely: `kinds` has (norm, number of rounds), 0 for rounds to come."""
 
     kinds: tuple[tuple[float, int], ...]
 
     def scaled(self, factor: float) -> "OneOf":
+        """As `Coin.scaled`."""
         return OneOf(tuple((norm * factor, count) for norm, count in self.kinds))
 
     def covers(self, sigma: float) -> bool:
+        """As `Coin.covers`."""
         return 0.2 <= sigma / self._largest <= 1e4
 
     def spread(self, sigma: float) -> float:
+        """As `Coin.spread`."""
         variance = sum(count * math.expm1(min((norm / sigma) ** 2, 50.0)) for norm, count in self.kinds)
         return math.sqrt(variance) / sum(count for _, count in self.kinds)
 
     def span(self, sigma: float, times: int, least: float) -> float:
+        """As `Coin.span`."""
         mu = self._largest / sigma
         return mu * -float(ndtri(least)) + mu * mu / 2 + _bulk(self.spread(sigma), mu, 1.0, times)
 
     def losses(self, sigma: float, step: float, least: float) -> tuple[GridLoss, GridLoss]:
+        """As `Coin.losses`."""
         return _ratio(tuple((norm / sigma, count) for norm, count in self.kinds), least).losses(step)
 
     @property
@@ -116,21 +101,25 @@ class OneOf(Release):
 
 
 @dataclass(frozen=True)
-class Profile(Release):
+class Profile:
     """Whatever is (ε, δ)-private, adding and removing, for each ε ≥ 0 and δ of `points`, with ascending ε."""
 
     points: tuple[tuple[float, float], ...]
 
     def scaled(self, factor: float) -> "Profile":
+        """As `Coin.scaled`."""
         return self
 
     def covers(self, sigma: float) -> bool:
+        """As `Coin.covers`."""
         return True
 
     def spread(self, sigma: float) -> float:
+        """As `Coin.spread`."""
         return math.inf
 
     def span(self, sigma: float, times: int, least: float) -> float:
+        """As `Coin.span`."""
         return times * self.points[-1][0]
 
     def losses(self, sigma: float, step: float, least: float) -> tuple[GridLoss, GridLoss]:
@@ -152,6 +141,10 @@ class Profile(Release):
             corners.append(i)
         loss = GridLoss.from_deltas(multiples[corners], values[corners], step)
         return loss, loss
+
+
+Release = Coin | OneOf | Profile
+"""One release, for noise of standard deviation σ in units of its norms."""
 
 
 def _is_above(a: int, b: int, c: int, gammas: Vector, values: Vector) -> bool:
@@ -239,10 +232,6 @@ class Sampled:
         rough = _least(excess(_GRID.rough[0]), most, 2.0, _GRID.rough[1])
         return _least(excess(1.0), rough, 1.005, _GRID.accuracy / 2)
 
-    def covers(self, sigma: float) -> bool:
-        """Whether amplification can be had for this σ."""
-        return all(release.covers(sigma) for release, _ in self.releases)
-
     def _step(self, sigma: float, epsilon: float, least: float, coarser: float) -> float:
         """The step of a grid for this ε."""
         span = sum(release.span(sigma, times, least) for release, times in self.releases)
@@ -266,7 +255,7 @@ class Sampled:
 
     def _compositions(self, sigma: float, epsilon: float, least: float, coarser: float) -> tuple[Composition, ...]:
         """All releases together, in each direction; none where noise is too much or too little for a grid."""
-        if not self.covers(sigma):
+        if not all(release.covers(sigma) for release, _ in self.releases):
             return ()
         step = self._step(sigma, epsilon, least, coarser)
         parts = [(_losses(release, sigma, step, least), times) for release, times in self.releases]

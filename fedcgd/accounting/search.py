@@ -1,6 +1,7 @@
 """The search for one number of a mechanism below 1, such as λ, by the error of what it makes for a run at a budget."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from math import ceil, expm1, log, log1p, sqrt
@@ -25,22 +26,18 @@ _CHOICE = EFFORT.choice
 _TIE = 1e-12  # relative; rounding makes no number better than a smaller one
 
 
+@dataclass(frozen=True)
 class Judge:
     """The error of mechanisms for one run, at one budget: of what is compared wherever a number is chosen."""
 
-    def __init__(
-        self,
-        participation: Participation,
-        epsilon: float,
-        delta: float,
-        kind: Objective,
-        workload: Workload,
-        curvature: Quadratic | None,
-        progress: Callable[[str], None] | None = None,
-    ) -> None:
-        self.participation, self.epsilon, self.delta = participation, epsilon, delta
-        self.kind, self.workload, self.curvature, self.progress = kind, workload, curvature, progress
-        self._sigmas: dict[Mechanism, float] = {}
+    participation: Participation
+    epsilon: float
+    delta: float
+    kind: Objective
+    workload: Workload
+    curvature: Quadratic | None
+    progress: Callable[[str], None] | None = None
+    _sigmas: dict[Mechanism, float] = field(default_factory=dict)
 
     @property
     def sampled(self) -> bool:

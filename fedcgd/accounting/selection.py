@@ -6,18 +6,18 @@ The rules for λ are the minimisers that Section 5 of arXiv:2601.22334 compares.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import expm1, inf, log
+from math import inf
 from typing import get_args
 
 from fedcgd.accounting.calibration import accountant
 from fedcgd.accounting.coverage import NegativeEntryError, most_bands, nothing_to_choose
 from fedcgd.accounting.effort import EFFORT
-from fedcgd.accounting.search import Judge, best, iterations, scale
+from fedcgd.accounting.search import Judge, best, iterations
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.mechanisms.workload import Objective as ErrorKind
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths
+from fedcgd.optimisation.bands import power_bandwidths
 from fedcgd.optimisation.damping import DAMPED, damped
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
@@ -35,8 +35,8 @@ class LambdaSelection:
     Attributes:
         lam: λ.
         objective: what it was chosen by.
-        value: the objective at λ: an error per unit of clip norm at the (ε, δ) asked for. That of "practical" and "excess" is the
-            amplified RMSE.
+        value: the objective at λ: an error per unit of clip norm at the (ε, δ) asked for. That of "excess" is the amplified
+            RMSE.
         lams: all λ that were tried, ascending.
         values: the objective at each of them.
     """
@@ -65,11 +65,10 @@ def select_lambda(
       closed forms, O(n) each. ε and δ scale the value but do not move the minimiser. That of max-se is the larger (Lemma 3).
     - `amplified-rmse`: ‖B‖_F/√n·σ with σ calibrated under the sampling. Without a sampling it is the same as `rmse`. Found to
       about 10 % on the scale 1/(1 − λ), over which the error itself hardly changes, in about 12 calibrations.
-    - `practical`: 1/(1 − λ) a third of the amplified-RMSE one, and λ = 0 if that is below 1.
-    - `excess`: λ/(1 − λ), which is 1/(1 − λ) less 1, a third of the amplified-RMSE one: as `practical` where λ is near 1, and not
-      0 where 1/(1 − λ) is small, which cost accuracy wherever it was tried. That is for a constant rate without momentum; the
-      share grows with momentum, and is all of it for a schedule, because both weigh the last rounds less, and for unit columns,
-      because they have less noise there (`excess_share`).
+    - `excess`: λ/(1 − λ), which is 1/(1 − λ) less 1, a third of the amplified-RMSE one. (The paper's rule, 1/(1 − λ) itself a
+      third, is the same where λ is near 1, and is 0 where 1/(1 − λ) is small, which cost accuracy wherever it was tried.) That is
+      for a constant rate without momentum; the share grows with momentum, and is all of it for a schedule, because both weigh
+      the last rounds less, and for unit columns, because they have less noise there (`excess_share`).
     - `curvature`: the root of the loss that noise of σ, calibrated under the sampling, adds on a quadratic with this `curvature`
       (`fedcgd.quadratic.loss.final_loss`). It must come from public data.
 
@@ -117,9 +116,8 @@ def select_lambda(
     sampled = objective not in ("rmse", "max-se") and judge.sampled
     curve = judge.curve(make, "λ", sampled=sampled)
     lam = best(curve)
-    if objective in ("practical", "excess"):
-        share = excess_share(workload, normalize=normalize)
-        lam = practical(lam) if objective == "practical" else share_of_excess(lam, share)
+    if objective == "excess":
+        lam = share_of_excess(lam, excess_share(workload, normalize=normalize))
         curve.setdefault(lam, judge.error(make(lam)))
     lams = sorted(curve)
     return LambdaSelection(lam, objective, curve[lam], tuple(lams), tuple(curve[x] for x in lams))
@@ -187,17 +185,7 @@ def _chosen(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
         )
         return _mechanism(chosen.lam, asked.normalized)
     if asked.open[:1] == (catalogue.BANDS,):
-        return select_bands(
-            asked,
-            lambda _: participation,
-            participation.spacing,
-            epsilon=judge.epsilon,
-            delta=judge.delta,
-            error=judge.kind,
-            workload=workload,
-            curvature=curvature,
-            progress=judge.progress,
-        ).mechanism
+        return _with_best_bands(asked, judge)
 
     progress = iterations(judge.progress) if judge.progress else None
 
@@ -211,10 +199,9 @@ def _chosen(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
     found = made(asked)
     plain = found.mechanism if isinstance(found, Normalized) else found
     if asked.made is None and judge.sampled and isinstance(plain, DAMPED):
-        accountant(
-            found, participation
-        ).check()  # damping leaves the signs: what is refused is refused before the search
-        return _damped_for_the_sampling(found, judge)
+        accountant(found, participation).check()  # damping leaves the signs: what is refused is so before the search
+        curve = judge.curve(partial(damped, found), "ρ", sampled=True)
+        return damped(found, best(curve)) if min(curve.values()) < judge.error(found) else found
     return found
 
 
@@ -249,66 +236,22 @@ def _with_best_numbers(
     return made(replace(asked, values=tuple(values)))
 
 
-def _damped_for_the_sampling(found: Mechanism, judge: Judge) -> Mechanism:
-    """What was optimised without a sampling, damped by the ρ of least error under it, to 10 % on the scale 1/(1 − ρ)."""
-    curve = judge.curve(partial(damped, found), "ρ", sampled=True)
-    return damped(found, best(curve)) if min(curve.values()) < judge.error(found) else found
-
-
-def select_bands(
-    spelling: catalogue.MechanismSpec,
-    participation: Callable[[int], Participation],
-    longest: int,
-    *,
-    epsilon: float,
-    delta: float,
-    error: ErrorKind = "rmse",
-    workload: Workload = PREFIX_SUMS,
-    curvature: Quadratic | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> BandChoice:
-    """The number of bands p = 1, 2, 4, … and `longest` of least error at (ε, δ), for a mechanism with bands.
+def _with_best_bands(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
+    """Of p = 1, 2, 4, … and the rounds from one turn to the next the p of least error; the fewest bands among equals.
 
     Those whose C the sampling does not cover, because entries are negative, are left out.
-
-    Args:
-        spelling: the mechanism, whatever its number.
-        participation: who takes part when, for each p.
-        longest: the largest p.
-        epsilon: the budget ε of the whole run.
-        delta: the budget δ of the whole run.
-        error: which error is compared.
-        workload: A, SGD with its momentum and learning rates; by default prefix sums.
-        curvature: from public data; then its loss is compared instead of an error.
-        progress: is called with a line of text for each candidate.
-
-    Raises:
-        ValueError: if no σ reaches the budget.
     """
-
-    numbers = power_bandwidths(longest, 1)
-
-    def candidate(p: int) -> tuple[Mechanism, float] | None:
-        if progress is not None:
-            progress(f"p = {p}, {numbers.index(p) + 1} of {len(numbers)}")
-        judge = Judge(participation(p), epsilon, delta, error, workload, curvature)
+    numbers = power_bandwidths(judge.participation.spacing, 1)
+    quiet, found = replace(judge, progress=None), {}
+    for count, p in enumerate(numbers, 1):
+        if judge.progress is not None:
+            judge.progress(f"p = {p}, {count} of {len(numbers)}")
         try:
-            made = _chosen(replace(spelling, values=(p,)), judge)
-            return made, judge.sigma(made)
+            made = _chosen(replace(asked, values=(p,)), quiet)
+            found[made] = judge.error(made)
         except NegativeEntryError:  # an optimum may have some, and another p none
-            return None
-
-    rounds = participation(1).rounds
-    return best_bandwidth(candidate, numbers, rounds=rounds, error=error, workload=workload, curvature=curvature)
-
-
-def practical(lam: float) -> float:
-    """The λ whose 1/(1 − λ) is a third of that of `lam`; 0 if that is below 1 (Section 5.1 of arXiv:2601.22334).
-
-    Args:
-        lam: λ in [0, 1), that of least amplified RMSE.
-    """
-    return -expm1(-max(0.0, scale(lam) - log(PRACTICAL_DIVISOR)))
+            continue
+    return min(found, key=lambda made: found[made])  # p = 1, which is diagonal, has none
 
 
 def share_of_excess(lam: float, share: float) -> float:

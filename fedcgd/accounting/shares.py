@@ -147,14 +147,8 @@ def guarantees_by_collusion(
     for colluding in range(shares.keepers + 1):
         sigma = shares.noise_multiplier(noise_multiplier, colluding=colluding, present=fewest)
         one = accountant.epsilon(noise_multiplier=sigma, delta=delta, released=released) if sigma else None
-        found.append(
-            KeeperGuarantee(
-                keepers=shares.keepers,
-                colluding=colluding,
-                epsilon=math.inf if one is None else one.epsilon,
-                guarantee=one,
-            )
-        )
+        epsilon = math.inf if one is None else one.epsilon
+        found.append(KeeperGuarantee(keepers=shares.keepers, colluding=colluding, epsilon=epsilon, guarantee=one))
     return found
 
 

@@ -3,9 +3,8 @@
 An audit refutes or fails to refute. What it finds is a lower bound on ε; that it lies below the claim proves nothing more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from math import ceil
 from typing import Any
@@ -85,19 +84,10 @@ def audit_canaries(
     return _result(bounds, epsilon, delta, confidence, len(taking_part) + len(absent))
 
 
-def audit_mechanism(
-    release: Release,
-    mechanism: Mechanism,
-    participation: Participation,
-    *,
-    clip_norm: float,
-    epsilon: float,
-    delta: float,
-    seed: int,
-    trials: int = 40_000,
-    confidence: float = 0.99,
+def audit_plan(
+    plan: Plan, release: Release, *, epsilon: float, seed: int, trials: int = 40_000, confidence: float = 0.99
 ) -> AuditResult:
-    """Does the implementation `release` keep the claim (ε, δ) when users do their worst?
+    """Does what `release` does for a run of `plan` keep its ε, at the plan's δ, when users do their worst?
 
     Each coordinate is one trial: no user, one user or a group of users adds ζ to it, in the rounds of a pattern. The
     group is large enough that its signal is clear, and its ε is brought back to one user's. First the pattern is the one
@@ -107,84 +97,16 @@ def audit_mechanism(
     the noise of the first ones hides worst, and the best linear statistic within its 256 rounds: it finds a round
     without noise, wherever it is.
 
-    The claim is for an adversary who knows the rounds. For a secret sampling, audit the ε that the same σ gives without
-    it: the noise does not depend on how users are chosen.
+    Under b-min-sep sampling a fair coin decides for each of the `trials` whether there is a user. If so, it adds ζ
+    in its rounds, which are drawn as a run draws them; and an adversary who knows all but these rounds judges by the
+    likelihood ratio that ε is accounted by. Without groups of users and normal scores this sees less: a tenth of σ at δ = 0.1
+    with 300,000 trials, and at δ = 1e-5 not that. So audit the noise too, without the sampling.
 
     Args:
-        release: `(sums, repetition)` → what is released for sums of shape (rounds, trials), with at least as many rows.
-        mechanism: the matrix C that the noise is said to follow.
-        participation: who takes part when, without a sampling.
-        clip_norm: ζ, the norm of a user's update in a round.
-        epsilon: the claimed ε.
-        delta: the claimed δ.
-        seed: of the simulated canaries; the result is repeatable.
-        trials: simulated canaries, at least 1000; 40,000 tell σ from 0.9σ.
-        confidence: how sure a refutation is, in (0, 1).
-
-    Returns:
-        Whether the claim stands, the largest lower bound on ε, and every bound by its name.
-
-    Raises:
-        ValueError: for a sampling, too few trials, or a release of a wrong shape.
-    """
-    epsilon, delta, confidence = _check_claim(epsilon, delta, confidence)
-    if participation.is_secret:
-        raise ValueError(
-            f"the noise is audited for known participation, got sampling {participation.sampling}; give the same "
-            "rounds with sampling none, and the ε that σ gives there (audit_plan draws the rounds of b-min-sep and "
-            "random-allocation)"
-        )
-    _check_trials(trials)
-    unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
-    group = ceil(_CLEAR * unit)
-    pattern = sensitivity(mechanism, participation).pattern
-    rng = np.random.default_rng(seed)
-    rounds = participation.rounds
-    width = min(_LEARNED_ROWS, trials // 12)  # rounds whose covariance the trials without users show
-    moments = _Moments(rounds, width)
-    likelihood: list[Vector] = []
-
-    def first(sums: Matrix, released: NDArray[Any], present: NDArray[np.int_]) -> Matrix:
-        own_rounds = released[:rounds]
-        likelihood.append(canary_scores(mechanism, own_rounds, [pattern] * sums.shape[1], clip_norm=clip_norm))
-        moments.add(own_rounds[:, present == 0])
-        return _looked_at(released, rounds)
-
-    def second(_: Matrix, released: NDArray[Any], __: NDArray[np.int_]) -> Matrix:
-        return released[window].astype(np.float64)
-
-    run = partial(_run_trials, release, group=group, clip_norm=clip_norm, rounds=rounds, trials=trials, rng=rng)
-    present, seen, used = run(pattern, first, repetition=0)
-    judged, learned = _learned(present, seen, group)
-    scores = {"likelihood ratio": (np.concatenate(likelihood)[len(present) // 2 :], judged)}
-    scores["learned statistic"] = (learned, judged)
-
-    weakest, window = moments.weakest(participation)
-    again, seen, _ = run(weakest, second, repetition=used)
-    judged, learned = _learned(again, seen, group)
-    scores["learned statistic, least hidden rounds"] = (learned, judged)
-    each = 1 - (1 - confidence) / (3 * len(scores))
-    bounds: dict[str, float] = {}
-    for name, (values, users) in scores.items():
-        found = _bounds(values[users == 1], values[users == 0], values[users == group], group, delta, each)
-        bounds |= {f"{name}, {bound}": value for bound, value in found.items()}
-    return _result(bounds, epsilon, delta, confidence, len(present) + len(again))
-
-
-def audit_plan(
-    plan: Plan, release: Release, *, epsilon: float, seed: int, trials: int = 40_000, confidence: float = 0.99
-) -> AuditResult:
-    """Does the path by which a run of `plan` releases keep its ε, at the plan's δ, when users do their worst?
-
-    As `audit_mechanism`, which says what is tried. Under b-min-sep and random-allocation sampling a fair coin decides for each of
-    the `trials` whether there is a user. If so, it adds ζ in its rounds, which are drawn as a run draws them; and an adversary
-    who knows all but these rounds judges by the likelihood ratio that ε is accounted by. Without groups of users
-    and normal scores this sees less: a tenth of σ at δ = 0.1 with 300,000 trials, and at δ = 1e-5 not that. So audit the
-    noise too, without the sampling.
-
-    Args:
-        plan: without a sampling, or with b-min-sep or random-allocation. For others, audit the ε that σ gives without it.
-        release: the path; `server_release` is that of a server.
+        plan: without a sampling, or with b-min-sep. For others, audit the ε that σ gives without it: the
+            noise does not depend on how users are chosen.
+        release: `(sums, repetition)` → what is released for sums of shape (rounds, trials), with at least as many rows;
+            `server_release` is what a server does.
         epsilon: the claimed ε.
         seed: of the simulated canaries; the result is repeatable.
         trials: simulated canaries, at least 1000; 40,000 tell σ from 0.9σ.
@@ -201,21 +123,76 @@ def audit_plan(
     >>> audit_plan(plan, server_release(plan, seed=1), epsilon=4, seed=1, trials=2000).passed
     True
     """
-    if has_coins(plan.participation):
-        return _audit_coins(plan, release, epsilon=epsilon, seed=seed, trials=trials, confidence=confidence)
-    return audit_mechanism(
-        release, plan.mechanism, plan.participation, clip_norm=plan.clip_norm, epsilon=epsilon, delta=plan.delta,
-        seed=seed, trials=trials, confidence=confidence,
-    )  # fmt: skip
-
-
-def _audit_coins(
-    plan: Plan, release: Release, *, epsilon: float, seed: int, trials: int, confidence: float
-) -> AuditResult:
     epsilon, delta, confidence = _check_claim(epsilon, plan.delta, confidence)
-    _check_trials(trials)
+    if trials < 1000:
+        raise ValueError(f"trials must be at least 1000, got {trials}; 40000 tell σ from 0.9σ")
+    coins = has_coins(plan.participation)
+    if plan.participation.is_secret and not coins:
+        raise ValueError(
+            f"the noise is audited for known participation, got sampling {plan.participation.sampling}; give the same rounds "
+            "with sampling none, and the ε that σ gives there (the rounds of b-min-sep are drawn)"
+        )
+    bounds = (_bounds_with_coins if coins else _bounds_of_known_rounds)(
+        plan, release, epsilon, seed, trials, confidence
+    )
+    done = trials + -trials % _size(trials, plan.participation.rounds)
+    return _result(bounds, epsilon, delta, confidence, done if coins else 2 * done)
+
+
+def _bounds_of_known_rounds(
+    plan: Plan, release: Release, epsilon: float, seed: int, trials: int, confidence: float
+) -> dict[str, float]:
+    rng, rounds = np.random.default_rng(seed), plan.participation.rounds
+    unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=plan.delta).noise_multiplier
+    group = ceil(_CLEAR * unit)
+    size = _size(trials, rounds)
+    repetitions = -(-trials // size)
+
+    def released(pattern: tuple[int, ...], first: int) -> Iterator[tuple[NDArray[np.int_], NDArray[Any]]]:
+        for repetition in range(first, first + repetitions):
+            present = np.array([0, 1, group])[rng.integers(0, 3, size)]
+            sums = np.zeros((rounds, size))
+            sums[list(pattern)] = plan.clip_norm * present
+            yield present, _checked(release(sums, repetition), sums)
+
+    pattern = sensitivity(plan.mechanism, plan.participation).pattern
+    moments = _Moments(
+        rounds, min(_LEARNED_ROWS, trials // 12)
+    )  # rounds whose covariance the trials without users show
+    users, likelihood, seen = [], [], []
+    for present, rows in released(pattern, 0):
+        own_rounds = rows[:rounds]
+        users.append(present)
+        likelihood.append(canary_scores(plan.mechanism, own_rounds, [pattern] * size, clip_norm=plan.clip_norm))
+        moments.add(own_rounds[:, present == 0])
+        seen.append(_looked_at(rows, rounds))
+    judged, learned = _learned(users, seen, group)
+    scores = {
+        "likelihood ratio": (np.concatenate(likelihood)[-len(judged) :], judged),
+        "learned statistic": (learned, judged),
+    }
+    weakest, window = moments.weakest(plan.participation)
+    users, seen = [], []
+    for present, rows in released(weakest, repetitions):
+        users.append(present)
+        seen.append(rows[window].astype(np.float64))
+    judged, learned = _learned(users, seen, group)
+    scores["learned statistic, least hidden rounds"] = (learned, judged)
+    each = 1 - (1 - confidence) / (3 * len(scores))
+    bounds: dict[str, float] = {}
+    for name, (values, users_of) in scores.items():
+        found = _bounds(
+            values[users_of == 1], values[users_of == 0], values[users_of == group], group, plan.delta, each
+        )
+        bounds |= {f"{name}, {bound}": value for bound, value in found.items()}
+    return bounds
+
+
+def _bounds_with_coins(
+    plan: Plan, release: Release, _: float, seed: int, trials: int, confidence: float
+) -> dict[str, float]:
     rng, rounds, users = np.random.default_rng(seed), plan.participation.rounds, count()
-    size = max(1, min(trials, _BATCH // rounds))
+    size = _size(trials, rounds)
     scores, present = [], []
     for repetition in range(-(-trials // size)):
         present.append(rng.random(size) < 0.5)
@@ -223,12 +200,15 @@ def _audit_coins(
         scores.append(coin_scores(plan, _checked(release(sums, repetition), sums)[:rounds]))
     values, there = np.concatenate(scores), np.concatenate(present)
     each = 1 - (1 - confidence) / 2
-    found = {
-        "one-run guesses": one_run_bound(values[there], values[~there], delta, each),
-        "threshold with Clopper–Pearson": threshold_bound(values[there], values[~there], delta, each),
+    return {
+        f"likelihood ratio with coins, {name}": bound(values[there], values[~there], plan.delta, each)
+        for name, bound in (("one-run guesses", one_run_bound), ("threshold with Clopper–Pearson", threshold_bound))
     }
-    bounds = {f"likelihood ratio with coins, {name}": value for name, value in found.items()}
-    return _result(bounds, epsilon, delta, confidence, len(values))
+
+
+def _size(trials: int, rounds: int) -> int:
+    """Trials of one repetition; the last may bring more than were asked for."""
+    return max(1, min(trials, _BATCH // rounds))
 
 
 def canary_scores(
@@ -299,34 +279,9 @@ class _Moments:
         return tuple(range(first, n, b))[:k], found
 
 
-def _run_trials(
-    release: Release,
-    pattern: tuple[int, ...],
-    look: Callable[[Matrix, NDArray[Any], NDArray[np.int_]], Matrix],
-    *,
-    group: int,
-    clip_norm: float,
-    rounds: int,
-    trials: int,
-    rng: np.random.Generator,
-    repetition: int,
-) -> tuple[NDArray[np.int_], Matrix, int]:
-    """(users of each trial: 0, 1 or `group`; what `look` sees of it; the next repetition), from this `repetition` on."""
-    users, rows = [], []
-    size = max(1, min(trials, _BATCH // rounds))
-    last = repetition - (-trials // size)
-    for number in range(repetition, last):
-        present = np.array([0, 1, group])[rng.integers(0, 3, size)]
-        sums = np.zeros((rounds, size))
-        sums[list(pattern)] = clip_norm * present
-        released = _checked(release(sums, number), sums)
-        users.append(present)
-        rows.append(look(sums, released, present))
-    return np.concatenate(users), np.concatenate(rows, axis=1), last
-
-
-def _learned(present: NDArray[np.int_], seen: Matrix, group: int) -> tuple[NDArray[np.int_], Vector]:
+def _learned(users: list[NDArray[np.int_]], rows: list[Matrix], group: int) -> tuple[NDArray[np.int_], Vector]:
     """(users, scores) of the second half of the trials, by the best linear statistic of the first."""
+    present, seen = np.concatenate(users), np.concatenate(rows, axis=1)
     half = len(present) // 2
     return present[half:], _discriminant(seen[:, :half], present[:half], group) @ seen[:, half:]
 
@@ -354,11 +309,6 @@ def _check_claim(epsilon: float, delta: float, confidence: float) -> tuple[float
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}; 0.99 is usual")
     return epsilon, delta, confidence
-
-
-def _check_trials(trials: int) -> None:
-    if trials < 1000:
-        raise ValueError(f"trials must be at least 1000, got {trials}; 40000 tell σ from 0.9σ")
 
 
 def _checked(released: NDArray[Any], sums: Matrix) -> NDArray[Any]:

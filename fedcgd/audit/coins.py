@@ -1,13 +1,11 @@
-"""The audit of a secret sampling: users whose coins are those of a run, and what tells best that one took part."""
+"""The audit of b-min-sep sampling: users whose coins are those of a run, and what tells best that one took part."""
 
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep import BMinSepAccountant
-from fedcgd.accounting.random_allocation import BandsAccountant
-from fedcgd.accounting.random_participation import SecretRoundsAccountant
+from fedcgd.accounting.b_min_sep.accountant import BMinSepAccountant
 from fedcgd.mechanisms import matrix
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.noise.keys import NoiseKey
@@ -16,18 +14,12 @@ from fedcgd.participation.cohorts import rounds_of
 from fedcgd.participation.samplings import Law
 from fedcgd.plan import Plan
 
-_ACCOUNTANTS: dict[Law, type[SecretRoundsAccountant]] = {
-    Law.RESTING_COINS: BMinSepAccountant,
-    Law.ONE_OF_EACH_EPOCH: BandsAccountant,
-}
-"""Those that say what tells best that a user took part."""
-
 _BLOCK = 2**22  # numbers of a score's computation at a time
 
 
 def has_coins(participation: Participation) -> bool:
     """Whether the coins of its sampling can be tossed, and judged, by an audit."""
-    return participation.scheme.law in _ACCOUNTANTS
+    return participation.scheme.law is Law.RESTING_COINS
 
 
 def coin_sums(plan: Plan, users: Iterator[int], present: NDArray[np.bool_], seed: int) -> Matrix:
@@ -44,7 +36,7 @@ def coin_sums(plan: Plan, users: Iterator[int], present: NDArray[np.bool_], seed
 
 def coin_scores(plan: Plan, released: NDArray[np.floating]) -> Vector:
     """The log likelihood ratio of each trial of `released`, shape (n, trials), if the noise is as it should be."""
-    accountant = _ACCOUNTANTS[plan.participation.scheme.law](plan.mechanism, plan.participation)
+    accountant = BMinSepAccountant(plan.mechanism, plan.participation)
     rounds, trials = released.shape
     c, step = matrix(plan.mechanism, rounds), max(1, _BLOCK // rounds)
     seen = (c @ released[:, at : at + step] / plan.clip_norm for at in range(0, trials, step))

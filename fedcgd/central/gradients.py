@@ -1,4 +1,4 @@
-"""The gradient of each example alone, whatever the model: layer by layer, by vmap, or in a loop over examples."""
+"""The gradient of each example alone, whatever the model: by vmap, or in a loop over examples."""
 
 import copy
 import warnings
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.func import functional_call, grad, vmap
 
-from fedcgd.clipping import layerwise
+from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 
 Named = Mapping[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -21,11 +21,8 @@ class ExampleGradients:
     """∇ of the loss of each example, computed so that no example can see another.
 
     An example is (*inputs, target), each tensor with its copies as rows, shape (copies, …). Its loss is the mean over the copies
-    of `loss`(model(*inputs), target) of one copy, as a batch of one. Three ways, of which the first that is possible is taken:
-
-    1. Stacks of known layers: one pass over the batch, and each layer's gradients from what went in and came back (`layerwise`).
-    2. `torch.func`: vmap of the gradient of one example.
-    3. A loop over the examples, where vmap refuses the model (GRU; branches on an example's own values).
+    of `loss`(model(*inputs), target) of one copy, as a batch of one. It is the gradient of one example, mapped by
+    `torch.func.vmap`; or in a loop over the examples, where vmap refuses the model (GRU; branches on an example's own values).
 
     The model is called with copies of its buffers and of what is trained, in a loop with fresh ones for each example, so that
     nothing in it changes; what writes to one of them, or to a frozen parameter, is refused. A buffer that was not there before a
@@ -42,7 +39,7 @@ class ExampleGradients:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, *, spread: bool = False) -> None:
-        _refuse_batch_norm(model)
+        refuse_batch_statistics(model)
         self._model, self._loss = model, loss
         self._looped = False
         self._structure = _without_parameters(model) if spread else None
@@ -58,30 +55,25 @@ class ExampleGradients:
             ValueError: if the model writes to a parameter or a buffer.
             Exception: what model or loss raise.
         """
-        if self._layers is not None and len(examples) == 2 and examples[0].shape[1] == 1:
-            try:
-                return layerwise.gradients(self._layers, self._loss, trained, examples[0][:, 0], examples[1][:, 0])
-            except torch.OutOfMemoryError:
-                raise
-            except (layerwise.UnusualShapeError, RuntimeError):
-                pass  # what fails in the other ways, too, is raised by them
-        self._places, kept = _places(self._model), self._kept()
         if not self._looped:
+            kept = self._kept()
             try:
-                mapped = vmap(grad(self._mean_loss), (None, None, *(0 for _ in examples)), randomness="different")
+                mapped = vmap(grad(self._mean_loss), (None, None, *[0] * len(examples)), randomness="different")
                 rows = mapped(trained, kept, *examples)
                 self._refuse_changed({**kept, **trained})
                 return [rows[name].flatten(1).detach() for name in trained]
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 failure = error
-        rows = self._one_by_one(trained, examples)
+        one_by_one = self._one_by_one(trained, examples)
         if not self._looped:
             self._looped = True
             warnings.warn(
                 f"torch.func.vmap refuses the model, and its examples are computed one by one, which is slower: {failure}",
                 stacklevel=2,
             )
-        return rows
+        return one_by_one
 
     def _one_by_one(self, trained: Named, examples: Sequence[Tensor]) -> list[Tensor]:
         found = [value.new_empty(len(examples[0]), value.numel()) for value in trained.values()]
@@ -98,8 +90,8 @@ class ExampleGradients:
 
     def _mean_loss(self, trained: Named, kept: Named, *example: Tensor) -> Tensor:
         if len(example[0]) == 1:
-            return self._loss_of(trained, kept, *(part[0] for part in example))
-        in_dims = (None, None, *(0 for _ in example))
+            return self._loss_of(trained, kept, *[part[0] for part in example])
+        in_dims = (None, None, *[0] * len(example))
         return vmap(self._loss_of, in_dims, randomness="different")(trained, kept, *example).mean()
 
     def _loss_of(self, trained: Named, kept: Named, *copy: Tensor) -> Tensor:
@@ -137,10 +129,7 @@ class ExampleGradients:
             for module, structure in zip(self._model.modules(), self._structure.modules(), strict=True):
                 structure.training = module.training
             self._called = self._structure
-        # As the model is now: a hook or another layer may have come since the round before.
-        self._layers = None if spread or self._looped else layerwise.layers_of(self._model)
-        if self._layers is None:
-            _refuse_batch_norm(self._model)
+        self._places = _places(self._model)  # as the model is now: another layer may have come since the round before
         return {name: _whole(p).clone() for name, p in trained.items()}
 
     def _kept(self) -> dict[str, Tensor]:
@@ -155,16 +144,6 @@ class ExampleGradients:
                 f"the model writes to {changed[0]!r} in a forward pass, which would carry an example into those that follow: put "
                 "the layer in eval mode, or take one that keeps nothing (GroupNorm in the place of BatchNorm, an embedding "
                 "without max_norm)"
-            )
-
-
-def _refuse_batch_norm(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise ValueError(
-                f"module {name!r} is {type(module).__name__} in training, whose statistics are of many examples: take "
-                "GroupNorm (opacus.validators.ModuleValidator.fix(model) does), or keep it as it is by its eval(), after "
-                "each train() of the model"
             )
 
 

@@ -1,4 +1,4 @@
-"""The processes that train one model together, or one process alone: who computes what, and how their sums become one.
+"""The processes that train one model together: who computes what, and how their sums become one.
 
 Each process, a rank, has the model, the data set and the key, and computes the gradients of its own micro-batches of a round.
 Sums are whole steps of the lattice, so that they add up to the same bits on any number of ranks. Rank 0 keeps the ledger, and
@@ -21,16 +21,14 @@ Value = TypeVar("Value")
 
 
 class Ranks:
-    """The processes of `group`, of which this is one; None is this process alone."""
+    """The processes of `group`, of which this is one."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self.rank, self.count = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
 
-    def share(self, size: int) -> slice | None:
-        """Which of `size` coordinates get their noise here, in whole tiles of the noise stream; None is all."""
-        if self._group is None:
-            return None
+    def share(self, size: int) -> slice:
+        """Which of `size` coordinates get their noise here, in whole tiles of the noise stream."""
         tiles = -(-size // TILE)
         first, last = (min(tiles * rank // self.count * TILE, size) for rank in (self.rank, self.rank + 1))
         return slice(first, last)
@@ -41,16 +39,13 @@ class Ranks:
         try:
             yield
         except BaseException:
-            if self._group is not None:
-                with suppress(Exception):
-                    self.all_of(None)
+            with suppress(Exception):
+                self._all_of(None)
             raise
 
     def agree(self, facts: dict[str, Any]) -> None:
         """Raise RuntimeError on all ranks if one has failed, or says something else."""
-        if self._group is None:
-            return
-        said = self.all_of(facts)
+        said = self._all_of(facts)
         if failed := [rank for rank, one in enumerate(said) if one is None]:
             raise RuntimeError(
                 f"rank {failed[0]} of {self.count} has failed, and its own error says why; nothing of this round is released"
@@ -64,8 +59,6 @@ class Ranks:
 
     def from_first(self, make: Callable[[], Value]) -> Value:
         """What `make` returns on rank 0; its error there is one on all ranks."""
-        if self._group is None:
-            return make()
         told: list[Any] = [None, None]
         failure: BaseException | None = None
         if self.rank == 0:
@@ -73,7 +66,7 @@ class Ranks:
                 told[1] = make()
             except BaseException as error:
                 told[0], failure = f"{type(error).__name__}", error
-        with self.together("hear from rank 0"):
+        with self._together("hear from rank 0"):
             dist.broadcast_object_list(told, group=self._group, group_src=0)
         if failure is not None:
             raise failure
@@ -86,21 +79,18 @@ class Ranks:
 
     def add_up(self, total: Tensor) -> None:
         """Make `total`, whole numbers, those of all ranks added up, on all ranks."""
-        if self._group is not None:
-            with self.together("add up the round's sum"):
-                dist.all_reduce(total, group=self._group)
+        with self._together("add up the round's sum"):
+            dist.all_reduce(total, group=self._group)
 
-    def all_of(self, mine: Any) -> list[Any]:
+    def _all_of(self, mine: Any) -> list[Any]:
         """What each rank says, in their order."""
         said: list[Any] = [None] * self.count
-        if self._group is None:
-            return [mine]
-        with self.together("agree about the next release"):
+        with self._together("agree about the next release"):
             dist.all_gather_object(said, mine, group=self._group)
         return said
 
     @contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def _together(self, what: str) -> Iterator[None]:
         """Whoever ends while the ranks do `what` is missed, and the error says so."""
         try:
             yield

@@ -3,26 +3,29 @@
 import hashlib
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedcgd.central.ranks import Ranks
 from fedcgd.ledger import Ledger
+from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.tensors import sum_digest
+from fedcgd.noise.tensors import TensorNormals
 from fedcgd.participation.samplings import Rows
 from fedcgd.plan import Plan
-from fedcgd.release import NoiseMode, array_noise, lattice_of
-from fedcgd.release.tensors import joint_nonce, tensor_noise
+from fedcgd.release import NoiseMode, RunNoise, lattice_of
+from fedcgd.release.run_noise import LatticeNormals
 from fedcgd.support.numbers import plural
 
 GRID_LOSS = 2.0**-17
 """Rounding to the lattice moves an example's term by at most this part of the clip norm."""
+
+Value = TypeVar("Value")
 
 
 class Releases:
@@ -38,7 +41,7 @@ class Releases:
         record: the path of the ledger, which rank 0 keeps; None keeps what is released in memory alone.
         configuration: what else defines the run, for the ledger.
         device: where sums are at first; noise follows one that is elsewhere (a module that was moved).
-        ranks: the processes that release together.
+        ranks: the processes that release together; None is this one alone.
         mode: where earlier noise comes from, as in `NoiseSource`.
 
     Raises:
@@ -54,16 +57,19 @@ class Releases:
         record: Path | str | None,
         configuration: dict[str, Any],
         device: torch.device,
-        ranks: Ranks,
+        ranks: Ranks | None = None,
         mode: NoiseMode | None = None,
     ) -> None:
-        self._ranks, self.recorded = ranks, record is not None
         lattice = lattice_of(plan, size, relative_loss=GRID_LOSS)
         self.grid = None if plan.noiseless else lattice
         """What sums are whole steps of; None without noise."""
         self.step = 1.0 if plan.noiseless else lattice.step
-        self._size = size
+        self.recorded = record is not None
+        self._size, self._ranks = size, ranks
         self._ledger: Ledger | None = None
+        self._nonces: list[int] = []
+        self._digests: dict[int, str] = {}
+        self._share: slice | None = slice(0, 0) if plan.noiseless else None if ranks is None else ranks.share(size)
 
         def opened() -> str:
             if record is None:
@@ -73,32 +79,18 @@ class Releases:
                 warnings.warn(
                     f"{plural(len(others), 'earlier run has', 'earlier runs have')} released rounds by this key's register: for "
                     "everybody in one of them and in this one ε composes; fedcgd ledger compose with their ledgers says to what",
-                    stacklevel=5,
+                    stacklevel=6,
                 )
             return self._ledger.stream_id
 
-        self._nonces: list[int] = []
-        self._digests: dict[int, str] = {}
-        share = slice(0, 0) if plan.noiseless else ranks.share(size)
-        self._share, self._gathers = share, ranks.count > 1 and not plan.noiseless
-
         def begin(run: str, device: torch.device) -> None:
             self.run, self._secret, self._device = run, key.noise_of(run), device
-            self._as_array = device.type == "cpu" and share is None
-            if self._as_array:
-                self._noise = array_noise(plan, key, run, lattice, mode)
-            else:
-                self._noise = tensor_noise(plan, key, run, lattice, mode, share)
+            kind = LatticeNormals if device.type == "cpu" else TensorNormals
+            normals = kind(NoiseStream(self._secret), lattice, self._share.start if self._share else 0)
+            self._noise = RunNoise(plan, key, run, normals, mode, self._share)
 
-        def joint(nonce: int, attempt: int) -> int:
-            """A nonce that is bound to what every rank has summed."""
-            parts = ranks.all_of(nonce)
-            return (
-                nonce if len(parts) == 1 else joint_nonce(key, self.run, parts, earlier=self._nonces, attempt=attempt)
-            )
-
-        self._begin, self._joint = begin, joint
-        begin(ranks.from_first(opened), device)
+        self._begin = begin
+        begin(self._from_first(opened), device)
         self._read_ledger()
 
     def resume(self, run: str, nonces: Sequence[int]) -> None:
@@ -126,7 +118,7 @@ class Releases:
             digests = {release - 1: one["sum"] for release, one in ledger.metrics("train").items()}
             return list(ledger.resume().nonces), digests
 
-        self._nonces, self._digests = self._ranks.from_first(read)
+        self._nonces, self._digests = self._from_first(read)
 
     @property
     def count(self) -> int:
@@ -158,11 +150,16 @@ class Releases:
         """
         if total.device != self._device:
             self._begin(self.run, total.device)  # the same noise, and buffers are made again
-        self._ranks.add_up(total)
-        steps: Any = total.to(torch.int64).numpy() if self._as_array else total.double()
-        digest = "".join(dict.fromkeys(self._ranks.all_of(self._digest(total, round)))) if self.recorded else ""
+        ranks, digest = self._ranks, ""
+        if ranks is not None:
+            ranks.add_up(total)
+        steps = total.numpy() if total.device.type == "cpu" else total
+        if self.recorded or ranks is not None:
+            digest = self._digest(steps, round)
+        if ranks is not None:  # so the nonce of one rank is bound to what every one has
+            ranks.agree({"the round": round, "its sum": digest})
         if round < self.count:
-            if not self._ranks.from_first(lambda: digest != "" and digest == self._digests[round]):
+            if digest != self._digests.get(round):
                 warnings.warn(
                     f"round {round} is released already, and computing it again gave another sum (another model or data set, or "
                     f"an operation that is not deterministic): rounds {round} … {self.count - 1} stay released, with their part "
@@ -173,47 +170,49 @@ class Releases:
             self._noise.add(steps, earlier=self._nonces[:round], attempt=0, join=lambda _: self._nonces[round])
         else:
             self._release_first(steps, rows, digest)
-        noised: Tensor = torch.from_numpy(steps) if self._as_array else steps
-        if self._gathers:  # each rank's own slice has its noise
-            parts = torch.zeros_like(noised)
-            parts[self._share] = noised[self._share]
-            self._ranks.add_up(parts)
-            return parts
+        if ranks is None or self.grid is None:
+            return total
+        noised = torch.zeros_like(total)  # each rank's own slice has its noise
+        noised[self._share] = total[self._share]
+        ranks.add_up(noised)
         return noised
 
     def _release_first(self, steps: Any, rows: Rows, digest: str) -> None:
         ledger: Any = self._ledger  # of rank 0
-        round, attempt, together = self.count, 0, self._ranks.from_first
+        round, attempt = self.count, 0
 
-        def join(nonce: int) -> int:
-            """The nonce of the round, which is bound to what every rank has summed, once it is on record."""
-            joint = self._joint(nonce, attempt)
+        def on_record(nonce: int) -> int:
+            """That of rank 0, once it is on record."""
 
             def recorded() -> int:
                 if ledger is not None:
-                    ledger.record_aggregated(round, attempt, joint)
-                return joint
+                    ledger.record_aggregated(round, attempt, nonce)
+                return nonce
 
-            return together(recorded)
+            return self._from_first(recorded)
 
-        if not self.recorded:
-            self._nonces.append(self._noise.add(steps, earlier=self._nonces, attempt=0, join=join))
-            return
         try:
-            attempt = together(lambda: ledger.plan_round(round, [str(i) for i in rows]))
+            if self.recorded:
+                attempt = self._from_first(lambda: ledger.plan_round(round, [str(i) for i in rows]))
+            join = on_record if self.recorded or self._ranks is not None else None
             nonce = self._noise.add(steps, earlier=self._nonces, attempt=attempt, join=join)
-            together(lambda: ledger.record_released(round, attempt, b"", metrics={"sum": digest}))
+            if self.recorded:
+                self._from_first(lambda: ledger.record_released(round, attempt, b"", metrics={"sum": digest}))
+                self._digests[round] = digest
             self._nonces.append(nonce)
-            self._digests[round] = digest
         except BaseException as error:
             if ledger is not None:
                 with suppress(Exception):  # the first error is the one to show
                     ledger.skip(round, f"the release failed: {type(error).__name__}")
-            if self._ranks.count == 1:
+            if self._ranks is None:
                 self._read_ledger()
             raise
 
-    def _digest(self, total: Tensor, round: int) -> str:
+    def _from_first(self, make: Callable[[], Value]) -> Value:
+        """What `make` returns on rank 0."""
+        return make() if self._ranks is None else self._ranks.from_first(make)
+
+    def _digest(self, steps: Any, round: int) -> str:
         """What tells the sum of a round from others to whoever knows the key, and says nothing to anybody else."""
         name = hashlib.sha256(f"sum of round {round}".encode() + self._secret).digest()
-        return hashlib.blake2b(sum_digest(total, self._secret).tobytes(), key=name, digest_size=16).hexdigest()
+        return hashlib.blake2b(self._noise.digest(steps).tobytes(), key=name, digest_size=16).hexdigest()

@@ -4,6 +4,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class PrivateGradient:
         augmentation_multiplicity: K: how often the transform is called for each example. The gradients of the K copies are
             averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image Classification
             through Scale", 2022, arXiv:2204.13650).
-        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, on a GPU in 1 GiB.
+        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, on a GPU in a sixteenth of
+            its memory.
         group: the processes that train one model together, as `torch.distributed.group.WORLD`; each computes micro-batches of its
             own. With a `micro_batch` of the same size, any number of them has the same bits.
         on_release: called at the end of each call, with its `CentralRelease`; the optimizer moves the model after that.
@@ -104,9 +106,13 @@ class PrivateGradient:
         self._gradients = ExampleGradients(model, loss, spread=group is not None)
         self._examples = Examples(data, transform, augmentation_multiplicity)
         parts = parts_of(plan.participation, len(data))
-        self._ranks = ranks = Ranks(group)
         settings = {"kind": "central", "examples": len(data), "parameters": size}
-        ranks.agree({"plan and data": (repr(plan), settings), "the key": key.fingerprint, "parameters": self._shapes})
+        self._ranks = ranks = None if group is None else Ranks(group)
+        self._rank, self._count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
+        if ranks is not None:
+            ranks.agree(
+                {"plan and data": (repr(plan), settings), "the key": key.fingerprint, "parameters": self._shapes}
+            )
         if plan.noiseless:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=2)
         if large := large_delta(plan.delta, len(data), "examples", exposed=1.0):
@@ -116,7 +122,7 @@ class PrivateGradient:
         self._batches = ExampleRounds(plan.participation, len(data), self._secret, parts)
         if micro_batch is None:
             micro_batch = rows_at_once(size, device)
-            if group is not None:
+            if ranks is not None:
                 micro_batch = max(1, min(micro_batch, math.ceil(self._batches.planned_size / ranks.count)))
         self._micro_batch = micro_batch
         self._scale = self._releases.step / self._batches.planned_size
@@ -135,8 +141,10 @@ class PrivateGradient:
             self._round = self._releases.count
             released = self._release(trained)
         assert released is not None
-        mean = torch.split(released.to(torch.float64) * self._scale, self._sizes)
-        for p, part in zip(trained.values(), mean, strict=True):
+        mean = released.to(torch.float64) * self._scale
+        if len(kinds := {p.dtype for p in trained.values()}) == 1:
+            mean = mean.to(kinds.pop())  # of all at once, which a GPU begins once
+        for p, part in zip(trained.values(), torch.split(mean, self._sizes), strict=True):
             p.grad = as_spread(part.view(p.shape).to(p.dtype), p)
         self._round += 1
         if self._on_release is not None:
@@ -158,15 +166,15 @@ class PrivateGradient:
         seed = hashlib.sha256(self._secret + f"fedcgd randomness {self._round}".encode()).digest()
         device = next(iter(trained.values())).device  # the model may have been moved since the round before
         total = self._releases.zeros(device)
-        with self._ranks.telling_failures():
+        with nullcontext() if self._ranks is None else self._ranks.telling_failures():
             values = self._gradients.begin(trained)
-            mine = self._micro_batch * self._ranks.count
-            for start in range(self._ranks.rank * self._micro_batch, len(rows), mine):
+            for start in range(self._rank * self._micro_batch, len(rows), self._count * self._micro_batch):
                 examples = self._examples.stack(rows[start : start + self._micro_batch], seed, device)
                 with seeded(seed, f"model {start}", device):
                     parts = self._gradients(values, examples)
                     add_clipped_rows(total, parts, None, self.plan.clip_norm, self._releases.grid)
-        self._ranks.agree({"the round": self._round, "the size of micro-batches": self._micro_batch})
+        if self._ranks is not None:
+            self._ranks.agree({"the size of micro-batches": self._micro_batch})
         return self._releases.release(total, self._round, rows)
 
     @property

@@ -8,11 +8,8 @@ from fedcgd.accounting.accountant import Progress
 from fedcgd.accounting.explain import Step
 from fedcgd.accounting.explain import explain as reasoning
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.accounting.tradeoff import trade_off
-from fedcgd.accounting.tradeoff_plot import plot_trade_off
 from fedcgd.cli.commands import AccountOptions
 from fedcgd.cli.printing import (
-    check_plot,
     console,
     figures,
     key_value_table,
@@ -42,10 +39,6 @@ def account(asked: AccountOptions) -> None:
         )
         guarantee = _guarantee(asked, mechanism, participation, say)
     steps = _reasons(asked, mechanism, participation, guarantee) if asked.explain else ()
-    if asked.plot is not None:
-        sigma = guarantee.noise_multiplier
-        curve = trade_off(mechanism, participation, noise_multiplier=sigma)
-        plot_trade_off(asked.plot, {f"{mechanism.name}, σ = {sigma:.4g}": curve})
     values = figures(mechanism, participation, guarantee, workload, curvature)
     if asked.json:
         print_json(values | ({"reasoning": [asdict(step) for step in steps]} if asked.explain else {}))
@@ -55,7 +48,6 @@ def account(asked: AccountOptions) -> None:
 
 def _check(asked: AccountOptions) -> None:
     """Raise ValueError, before any work, for options that do not go together."""
-    check_plot(asked.plot)
     as_clip_norm(asked.clip_norm)
     given = {"--noise-multiplier": asked.noise_multiplier, "--epsilon": asked.epsilon, "--delta": asked.delta}
     if list(given.values()).count(None) != 1:

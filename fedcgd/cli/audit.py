@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from fedcgd.accounting import calibrate
-from fedcgd.accounting.amplified import without_sampling
 from fedcgd.accounting.guarantee import ADJACENCY, check_noise_multiplier
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
 from fedcgd.audit.coins import has_coins
@@ -25,6 +24,7 @@ from fedcgd.cli.printing import (
 from fedcgd.cli.usage import Exit, complaints
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.optimisation.catalogue import spelling_of
+from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 _SCORES = 'it must be a JSON file {"included": [numbers], "held_out": [numbers]}'
@@ -54,7 +54,11 @@ def audit(asked: AuditOptions) -> int:
         )
         run_plan, claim, assumed = plan, asked.epsilon, str(participation.sampling)
         if participation.is_secret:
-            known = without_sampling(participation)
+            known = Participation(
+                rounds=participation.rounds,
+                min_separation=participation.min_separation,
+                max_participations=participation.max_participations,
+            )
             plan = replace(plan, participation=known)
             claim = plan.guarantee().epsilon
             assumed = (
@@ -63,7 +67,7 @@ def audit(asked: AuditOptions) -> int:
         promise = {
             "adjacency": ADJACENCY,
             "sampling": assumed,
-            "claim": f"σ = {sigma:.6g}, {plan.guarantee().method}",
+            "claim": f"σ = {sigma:.6g}, {plan.guarantee().proof.method}",
             "mechanism": spelling_of(chosen),
             "participation": str(participation),
         }
@@ -95,17 +99,15 @@ def opacus_release(plan: Plan, seed: int) -> Release:
     """What central training, by the pure step or the Opacus engine, releases on a CPU, round by round."""
     import torch
 
-    from fedcgd.central.ranks import Ranks
     from fedcgd.central.releases import Releases
 
     def release(sums: Matrix, repetition: int) -> Matrix:
         releases = Releases(
             plan, audit_key(seed, repetition), sums.shape[1], record=None, configuration={}, device=torch.device("cpu"),
-            ranks=Ranks(None),
         )  # fmt: skip
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):
-            steps = torch.from_numpy(row / releases.step).round_()
+            steps = torch.from_numpy(row / releases.step).round_().to(torch.int64)
             noised[t] = releases.release(steps, t, np.arange(0)).numpy() * releases.step  # type: ignore[union-attr]
         return noised
 

@@ -127,13 +127,11 @@ class AccountOptions(OutputOptions, RunOptions, QuestionOptions):
         rounds: Number of releases n.
         explain: Also print the chain of reasoning behind ε, in words and numbers.
         clip_norm: With --explain: ζ, the L2 bound on a user's update of a round.
-        plot: Also draw the run's trade-off curve (f-DP) into this PNG, SVG or PDF file.
     """
 
     rounds: int
     explain: bool = False
     clip_norm: float = 1.0
-    plot: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +153,8 @@ class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
         mechanism: NAME, NAME:VALUE, …, all also with :normalized behind it; repeat it. Default: the rows of Table 4, or with
             --curvature one or two of each kind.
         objective: By what λ of lambda-cgd is chosen where it is left out; repeat it to compare. rmse and max-se ignore the
-            sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ), and excess on λ/(1 − λ). Default:
-            excess, or the loss on --curvature.
+            sampling; amplified-rmse counts it in, and excess is a third of that on λ/(1 − λ). Default: excess, or the loss on
+            --curvature.
         plot: Also draw the RMSE of each as a bar into this PNG, SVG or PDF file; with --curvature the loss.
     """
 
@@ -240,7 +238,7 @@ class AuditOptions(OutputOptions, RunOptions, BudgetOptions):
 
     The noise is added by the very code that a run uses, to worst-case users and to none, and their releases are told apart.
     Under a secret sampling the noise is audited against the ε that the same σ gives to an adversary who knows the rounds. Under
-    b-min-sep and random-allocation users whose rounds are drawn as a run draws them are told apart too, against ε itself.
+    b-min-sep users whose rounds are drawn as a run draws them are told apart too, against ε itself.
 
     Example: fedcgd audit --mechanism lambda-cgd:0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
 

@@ -26,7 +26,7 @@ from fedcgd.cli.printing import (
     sensitivity_text,
 )
 from fedcgd.cli.usage import in_options
-from fedcgd.curvature.stationary import bounds, optimal_error, stationary_error
+from fedcgd.curvature.stationary import optimal_error, stationary_error
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism
 from fedcgd.optimisation.bands import power_bandwidths
 from fedcgd.optimisation.catalogue import BANDS, LAMBDA, MechanismSpec, spelling_of
@@ -189,7 +189,7 @@ def _once(epsilon: float, delta: float) -> float:
 def _summary(quadratic: Quadratic, epsilon: float, delta: float) -> dict[str, Any]:
     """The spectrum, and the least that stationary noise can cost on it."""
     spectrum, square = quadratic.spectrum, _once(epsilon, delta) ** 2
-    summary: dict[str, Any] = {
+    return {
         "measured_on": dict(spectrum.measured_on),
         "dimension": spectrum.dimension,
         "effective_dimension": spectrum.effective_dimension,
@@ -197,15 +197,6 @@ def _summary(quadratic: Quadratic, epsilon: float, delta: float) -> dict[str, An
         "learning_rate": quadratic.learning_rate,
         "stationary_optimum": square * optimal_error(quadratic),
     }
-    if quadratic.learning_rate * spectrum.largest <= 1:
-        found = bounds(quadratic)
-        summary["stationary_bounds"] = {
-            "independent": [square * bound for bound in found.independent],
-            "any_noise": square * found.any_noise,
-            "damped": square * found.damped,
-            "damped_nu": found.nu,
-        }
-    return summary
 
 
 def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:

@@ -88,15 +88,14 @@ def _measure(
         trained = pretrained(
             public, epochs=origin["pretraining_epochs"], learning_rate=origin["pretraining_rate"], seed=seed, report=say
         )
-        say("products with the Hessian")
         labels = {"labels": "random" if public.targets is None else "given", "clip_norm": clip_norm}
         return measure_spectrum(
             trained.hessian(clip_norm=clip_norm, seed=seed),
             eigenvalues=eigenvalues,
             seed=seed,
             measured_on=origin | labels,
-            report=lambda effort: say(str(effort)),
-        ).spectrum
+            report=say,
+        )
 
 
 def show(
@@ -123,8 +122,7 @@ def show(
         spread = f"{number(quadrature['sum'])} ± {number(quadrature['sum_standard_error'])}"
         rows.append(("tail: quadrature", f"sums to {spread}"))
     if "products" in facts:
-        took = f"{facts['products']} products, {facts['processor_seconds']} s of processor time"
-        rows.append(("took", f"{took}, {facts['memory_bytes'] / 2**30:.1f} GiB at most"))
+        rows.append(("took", f"{facts['products']} products, {facts['processor_seconds']} s of processor time"))
     if output is not None:
         rows.append(("written to", str(output)))
     if fitted is not None:

@@ -16,12 +16,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedcgd.accounting import Guarantee
-from fedcgd.accounting.coverage import most_bands
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.usage import Terminal, complaints
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
@@ -138,8 +136,8 @@ def figures(
         "mechanism": numbers.pop("name"),
         "parameters": numbers,
         "noise_multiplier": sigma,
-        "sensitivity": guarantee.sensitivity,
-        "sensitivity_exact": _sensitivity_exact(mechanism, participation, guarantee),
+        "sensitivity": guarantee.proof.sensitivity,
+        "sensitivity_exact": guarantee.proof.exact,
         "rmse": norms.rmse(sigma),
         "max_se": norms.max_se(sigma),
         **({} if curvature is None else {"loss": final_loss(mechanism, guarantee.rounds, curvature, stddev=sigma)}),
@@ -148,21 +146,11 @@ def figures(
         "adjacency": guarantee.adjacency,
         **when(participation),
         "released": guarantee.released,
-        "method": guarantee.method,
-        "exact": guarantee.exact,
-        "failure_probability": guarantee.failure_probability,
+        "method": guarantee.proof.method,
+        "exact": guarantee.proof.exact,
+        "failure_probability": guarantee.proof.failure_probability,
         "condition": guarantee.condition,
     }
-
-
-def _sensitivity_exact(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> bool | None:
-    """Whether the guarantee's sensitivity is that of C, or an upper bound; None where the method has none."""
-    if guarantee.sensitivity is None:
-        return None
-    if most_bands(participation) is None:
-        return guarantee.exact  # the Gaussian mechanism is exact itself
-    n = participation.rounds  # one participation: the largest column
-    return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).exact
 
 
 def sensitivity_text(values: dict[str, Any]) -> str:

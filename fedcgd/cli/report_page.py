@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedcgd import ledger
-from fedcgd.accounting.accountant import Progress, silent
-from fedcgd.accounting.attacker import attacker_accuracy
+from fedcgd.accounting.attacker import AttackerAccuracy
 from fedcgd.accounting.explain import NOT_COVERED
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.accounting.tradeoff import trade_off
-from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.commands import ReportOptions
 from fedcgd.cli.printing import finite, printed, status, write_whole
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html, text_html
@@ -52,7 +49,7 @@ def report(asked: ReportOptions) -> int:
                 beside = evaluation_ledger(asked.path)
                 evaluation = ledger.export(beside) if beside.exists() else None
                 record["verification"] = verification.to_description()
-                text = page(asked.path.name, statement, record, evaluation, progress=progress)
+                text = page(asked.path.name, statement, record, evaluation)
             case ".md":
                 text = statement_markdown(statement)
             case _:
@@ -72,16 +69,14 @@ def page(
     statement: dict[str, Any],
     record: dict[str, Any],
     evaluation: dict[str, Any] | None = None,
-    *,
-    progress: Progress = silent,
 ) -> str:
     """The whole page: HTML that needs no other file and no network; `evaluation` is the record of the private evaluation."""
-    plan = Plan.from_description(statement["plan"])
+    plan, best = Plan.from_description(statement["plan"]), statement["attacker"]
     sections = (
         f"<section class='first'>{_subject(record)}{_promise(statement, record['verification'])}</section>",
         _section("The claim", table_html(facts(statement))),
         _section("Why, and under which assumptions", _reasoning(statement)),
-        *([_section("How well an attacker can tell", _attacker(plan, progress))] if statement["attacker"] else []),
+        *([_section("How well an attacker can tell", _attacker(AttackerAccuracy(**best)))] if best else []),
         _section("ε against rounds", _plots(plan, statement["rounds_released"])),
         *([_section("What was measured", body)] if (body := _measured(record, evaluation)) else []),
         _section("Who took part how often", _participations(record, plan)),
@@ -256,28 +251,13 @@ def _check(name: str) -> str:
     )
 
 
-def _attacker(plan: Plan, progress: Progress) -> str:
-    """The trade-off curve of the whole run, and where on it the most cases are judged rightly."""
-    curve = trade_off(plan.mechanism, plan.participation, noise_multiplier=plan.noise_multiplier, progress=progress)
-    best = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier)
-    figure, axes = axes_of(4.2)
-    draw_trade_off(axes, {"this run": curve})
-    axes.plot([0, 1 - best.value], [1 - best.value, 1 - best.value], color="#c4500a", lw=1)
-    axes.plot([1 - best.value, 1 - best.value], [0, 1 - best.value], color="#c4500a", lw=1)
-    axes.get_xaxis().get_major_locator().set_params(integer=False)
-    axes.set_aspect("equal")
-    meaning = (
-        f"Trade-off curve of the two errors; with both equal, the best attacker is right in {best.percent} % of cases."
-    )
-    known = best.gaussian_mu and f" It is that of the Gaussian mechanism with μ = {rounded_up(best.gaussian_mu, 4)}."
+def _attacker(best: AttackerAccuracy) -> str:
+    """How many cases the best attacker judges rightly."""
+    known = best.gaussian_mu and f" That is the Gaussian mechanism with μ = {rounded_up(best.gaussian_mu, 4)}."
     return (
         "<p>Anyone who sees all releases, and knows everything about all other users, may guess whether one user's updates were "
-        "used. Fewer errors of one kind mean more of the other: no attacker is below the curve."
-        f"{known or ''} If a fair coin decided whether they were used, the best attacker is right in at most <strong>"
-        f"{best.percent} %</strong> of cases (orange: its two errors are equal there); a guess is right in 50 %.</p>"
-        + figure_html(
-            figure, meaning, "The two errors of the best attackers (f-DP: Dong, Roth and Su, arXiv:1905.02383)."
-        )
+        "used. If a fair coin decided whether they were, the best attacker is right in at most "
+        f"<strong>{best.percent} %</strong> of cases; a guess is right in 50 %.{known or ''}</p>"
     )
 
 
@@ -298,7 +278,7 @@ def _plots(plan: Plan, released: int) -> str:
         "ε for the first rounds, if their number does not depend on what they released; dashed: the whole run; orange: where the "
         "run stands."
     )
-    if len({each.method for each in quick}) > 1:
+    if len({each.proof.method for each in quick}) > 1:
         text += " A quick bound: the smaller of the whole run's and that without amplification."
     meaning = f"Plot of ε against rounds, from {rounded_up(spent[0])} after {at[0]} to {rounded_up(spent[-1])} after {at[-1]}."
     return figure_html(figure, meaning, text)

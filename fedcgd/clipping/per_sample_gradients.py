@@ -1,8 +1,7 @@
 """The sum of clipped per-example gradients of a model given as one flat vector."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedcgd.clipping import layerwise
-from fedcgd.clipping.flat_models import Layout, layout, unflatten
+from fedcgd.clipping.flat_models import layout, unflatten
 from fedcgd.clipping.norms import ROUNDING
-from fedcgd.native.vector_kernels import LANES, aligned, kernels_for
+from fedcgd.native.vector_kernels import LANES, aligned, kernels
 from fedcgd.noise.quantisation import Lattice
 
 ExampleLoss = Callable[..., Tensor]
@@ -22,8 +20,8 @@ ExampleLoss = Callable[..., Tensor]
 CHUNK_ENTRIES = 2**23
 """Gradient entries held at once by default in main memory, 32 MiB: more are in no cache, and no faster."""
 
-_ON_A_GPU = 32
-"""As many times of these on a GPU, 1 GiB: it has memory, and waits for the host with less."""
+_PART_OF_A_GPU = 64
+"""On a GPU one entry for so many bytes of its memory, a sixteenth of it: each part of a batch waits for the host."""
 
 _COPIED = 4 * CHUNK_ENTRIES  # numbers that a GPU puts together in less time than it takes to begin a few passes more
 _MOST_ROWS = 4096  # however few numbers are trained: what the model computes of an example takes memory, too
@@ -31,25 +29,13 @@ _MOST_ROWS = 4096  # however few numbers are trained: what the model computes of
 
 def rows_at_once(size: int, device: torch.device) -> int:
     """How many gradients of `size` numbers exist at once by default."""
-    entries = CHUNK_ENTRIES * (1 if device.type == "cpu" else _ON_A_GPU)
+    entries = CHUNK_ENTRIES
+    if device.type == "cuda":
+        entries = torch.cuda.get_device_properties(device).total_memory // _PART_OF_A_GPU
     return max(1, min(entries // max(1, size), _MOST_ROWS))
 
 
-@dataclass(frozen=True)
-class ModelLoss:
-    """An `ExampleLoss` that knows its model. Make one with `example_loss`."""
-
-    model: nn.Module
-    loss: Callable[[Tensor, Tensor], Tensor]
-    parameters: Layout
-
-    def __call__(self, flat: Tensor, *example: Tensor) -> Tensor:
-        *inputs, target = (part.unsqueeze(0) for part in example)
-        output = functional_call(self.model, unflatten(flat, self.parameters), tuple(inputs))
-        return self.loss(output, target).sum()
-
-
-def example_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> ModelLoss:
+def example_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> ExampleLoss:
     """(flat, *inputs, target) → `loss`(model(*inputs), target) of one example, for `clipped_gradient_sum`.
 
     Args:
@@ -64,46 +50,32 @@ def example_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> 
         ValueError: if examples of a batch would influence each other (BatchNorm).
     """
     refuse_batch_statistics(model)
-    return ModelLoss(model, loss, layout(model))
+    parameters = layout(model)
+
+    def of_one(flat: Tensor, *example: Tensor) -> Tensor:
+        *inputs, target = (part.unsqueeze(0) for part in example)
+        output = functional_call(model, unflatten(flat, parameters), tuple(inputs))
+        return loss(output, target).sum()
+
+    return of_one
 
 
 Parts = Sequence[Tensor]
 """Rows as they lie in memory: their first entries, the next ones, and so on; shapes (rows, d_j), with Σ d_j = d."""
 
-_Gradients = Callable[..., Parts]
-"""(flat, *examples) → ∇ loss(flat, example i) as row i."""
-
-
-def _gradients_of(loss: ExampleLoss, examples: Sequence[Tensor]) -> _Gradients:
-    """Layer by layer where the layers are known, else by vmap."""
-    by_vmap = vmap(grad(loss), in_dims=(None, *(0 for _ in examples)))
-
-    def mapped(flat: Tensor, *examples: Tensor) -> Parts:
-        return [by_vmap(flat, *examples)]
-
-    layers = layerwise.layers_of(loss.model) if isinstance(loss, ModelLoss) and len(examples) == 2 else None
-    if layers is None or not isinstance(loss, ModelLoss):
-        return mapped
-    by_layers = partial(layerwise.gradients, layers, loss.loss)
-
-    def gradients(flat: Tensor, *examples: Tensor) -> Parts:
-        try:
-            return by_layers(unflatten(flat, loss.parameters), *examples)
-        except layerwise.UnusualShapeError:
-            return mapped(flat, *examples)
-
-    return gradients
-
 
 def refuse_batch_statistics(model: nn.Module) -> None:
-    """Raise ValueError if `model` keeps running statistics, which carry users' data around the clipping."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and (
-            module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
+    """Raise ValueError if a layer of `model` takes or keeps statistics of several examples, which nobody clips."""
+    for name, layer in model.named_modules():
+        batches = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and (
+            (layer.training and layer.track_running_stats)
+            or (batches and (layer.training or layer.running_mean is None))
         ):
             raise ValueError(
-                f"module {name!r} is {type(module).__name__}, whose statistics mix examples without clipping; "
-                "use GroupNorm, or opacus.validators.ModuleValidator.fix(model)"
+                f"module {name!r} is {type(layer).__name__}, whose statistics mix examples without clipping: take GroupNorm "
+                "(opacus.validators.ModuleValidator.fix(model) does), or keep a pretrained one as it is by its eval(), after "
+                "each train() of the model"
             )
 
 
@@ -149,7 +121,7 @@ def clipped_gradient_sum(
         raise ValueError(f"clip_norm must be positive, and at least 1e-20 for float32, got {clip_norm * unit}")
     if len({len(part) for part in examples}) != 1:
         raise ValueError(f"every tensor must have one row per example, got {[len(part) for part in examples]} rows")
-    gradients = _gradients_of(loss, examples)
+    gradients = vmap(grad(loss), in_dims=(None, *(0 for _ in examples)))
     size = rows_at_once(flat.numel(), flat.device)
     total = torch.zeros(flat.numel() + bool(indicator), dtype=torch.int64, device=flat.device)
     finite = 0
@@ -158,10 +130,9 @@ def clipped_gradient_sum(
     computed = 0
     for start in range(0, len(examples[0]), size):
         chunk_examples = tuple(part[start : start + size] for part in examples)
-        parts, defined, error = _gradient_rows(gradients, flat, chunk_examples)
+        rows, defined, error = _gradient_rows(gradients, flat, chunk_examples)
         usable = (defined & wanted[start : start + size]).to(flat.device)
-        parts = [part.detach() for part in parts]
-        factors = add_clipped_rows(total[: flat.numel()], parts, usable, clip_norm, grid, unit)
+        factors = add_clipped_rows(total[: flat.numel()], [rows.detach()], usable, clip_norm, grid, unit)
         usable = factors > 0
         if indicator:
             total[-1] += indicator * (int(usable.sum()) - 2 * int((usable & (factors < 1)).sum()))
@@ -174,31 +145,29 @@ def clipped_gradient_sum(
 
 
 def _gradient_rows(
-    gradients: _Gradients, flat: Tensor, examples: tuple[Tensor, ...]
-) -> tuple[Parts, Tensor, Exception | None]:
+    gradients: Callable[..., Tensor], flat: Tensor, examples: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Exception | None]:
     """(gradients of the examples as rows, which of them there are, what raised for the others)."""
     present = torch.ones(len(examples[0]), dtype=torch.bool)
     try:
         return gradients(flat, *examples), present, None
     except Exception as error:  # which examples it is about is found one by one
         failure = error
-    alone: list[Tensor | None] = []
+    rows = flat.new_zeros(len(present), flat.numel())
     for i in range(len(present)):
         try:
-            alone.append(torch.cat([*gradients(flat, *(part[i : i + 1] for part in examples))], dim=1))
+            rows[i] = gradients(flat, *(part[i : i + 1] for part in examples))[0]
         except Exception:
-            alone.append(None)
             present[i] = False
     if not present.any():
-        return [flat.new_zeros(len(present), flat.numel())], present, failure
+        return rows, present, failure
     # Again together, with another example in the place of each that raised: so the others' last bits are what they would be.
     stand_in = int(present.nonzero()[0])
     places = torch.where(present, torch.arange(len(present)), stand_in)
     try:
         return gradients(flat, *(part[places.to(part.device)] for part in examples)), present, failure
     except Exception:  # too many for the memory, perhaps
-        rows = [flat.new_zeros(1, flat.numel()) if row is None else row for row in alone]
-        return [torch.cat(rows)], present, failure
+        return rows, present, failure
 
 
 def add_clipped_rows(
@@ -234,11 +203,16 @@ def add_rows(total: Tensor, rows: Tensor, scales: Tensor) -> None:
 
 def clip_factors(parts: Parts, clip_norm: float, unit: float = 1.0) -> Tensor:
     """min(1, clip_norm/‖row i / unit‖) of each row, float64; 0 for one that is not finite."""
-    norms = torch.stack([_form_for(rows).squares(rows) for rows in parts]).sum(dim=0).sqrt() / unit
+    norms = torch.stack([squared_norms(rows) for rows in parts]).sum(dim=0).sqrt() / unit
     bound = clip_norm * (1 - ROUNDING)
     # Written out for rows within the norm: torch divides by a reciprocal, and bound · (1 / bound) need not be 1.
     factors = torch.where(norms > bound, bound / norms, 1.0)
     return torch.where(norms.isfinite(), factors, 0.0)
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Σ_j rows[i, j]², float64, shape (m,), off by at most 2⁻²⁷ of itself."""
+    return _form_for(rows).squares(rows)
 
 
 class RowPasses(NamedTuple):
@@ -261,12 +235,12 @@ def _squares(rows: Tensor) -> Tensor:
     if rows.shape[1] < LANES:
         return _BY_TORCH.squares(rows)
     lanes = np.zeros((len(rows), LANES))
-    kernels_for(rows.numel()).squares(aligned(rows.numpy()), lanes)
+    kernels().squares(aligned(rows.numpy()), lanes)
     return torch.from_numpy(lanes.sum(axis=1))
 
 
 def _accumulate(rows: Tensor, factors: Tensor, total: Tensor) -> None:
-    kernels_for(rows.numel()).accumulate(aligned(rows.numpy()), factors.numpy(), 1.0, total.numpy())
+    kernels().accumulate(aligned(rows.numpy()), factors.numpy(), 1.0, total.numpy())
 
 
 def _accumulate_by_torch(rows: Tensor, factors: Tensor, total: Tensor) -> None:

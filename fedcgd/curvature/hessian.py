@@ -118,11 +118,8 @@ class Hessian:
             total += self._differentiated(*part)(vector)
         return total
 
-    def matrix(self, progress: Callable[[str], None] | None = None) -> Tensor:
+    def matrix(self) -> Tensor:
         """H itself, symmetric to the last bit, by d products. For small models.
-
-        Args:
-            progress: is called with a line of text after every 100 columns.
 
         Returns:
             Shape (dimension, dimension), in main memory.
@@ -133,8 +130,6 @@ class Hessian:
             unit[j] = 1
             columns[j] = self.product(unit)
             unit[j] = 0
-            if progress is not None and (j + 1) % 100 == 0:
-                progress(f"{j + 1} of {self.dimension} columns")
         return (columns + columns.T) / 2
 
     def _differentiated(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Callable[[Tensor], Tensor]:

@@ -16,10 +16,8 @@ Product = Callable[[Tensor], Tensor]
 """v → A·v for a symmetric A."""
 
 
-def largest_eigenpairs(
-    product: Product, dimension: int, count: int, *, dtype: torch.dtype, vectors: bool = False, seed: int = 0
-) -> tuple[Vector, NDArray[np.floating] | None]:
-    """The `count` largest eigenvalues, falling, and with `vectors` their eigenvectors as columns, shape (dimension, count).
+def largest_eigenvalues(product: Product, dimension: int, count: int, *, dtype: torch.dtype, seed: int = 0) -> Vector:
+    """The `count` largest eigenvalues, falling.
 
     By implicitly restarted Lanczos (ARPACK), which keeps 2·`count` + 1 vectors, at least 20. Raises ValueError if it does not
     converge, or for a `count` that is not in 1 … `dimension` − 1.
@@ -39,15 +37,13 @@ def largest_eigenpairs(
     # To 1e-6 of each eigenvalue: what is fitted to them, and to a learning rate, is not known more closely.
     tolerance = 1e-6 if numpy_dtype == np.float64 else 1e-4
     try:
-        search: Any = eigsh  # its stubs know no choice of `return_eigenvectors` that is made later
-        found = search(operator, k=count, which="LA", v0=start, tol=tolerance, return_eigenvectors=vectors)
+        search: Any = eigsh  # its stubs do not know this operator
+        found = search(operator, k=count, which="LA", v0=start, tol=tolerance, return_eigenvectors=False)
     except ArpackNoConvergence as error:
         raise ValueError(
             f"{len(error.eigenvalues)} of {count} eigenvalues converged; ask for fewer, or use float64"
         ) from error
-    values, columns = found if vectors else (found, None)
-    order = np.argsort(values)[::-1]
-    return np.asarray(values, np.float64)[order], None if columns is None else columns[:, order]
+    return np.sort(np.asarray(found, np.float64))[::-1]
 
 
 @dataclass(frozen=True, eq=False)

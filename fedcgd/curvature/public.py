@@ -1,7 +1,7 @@
 """Public examples without labels: random labels for them, and a model that has learned those."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -54,34 +54,6 @@ class Public:
             return self.targets
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(0, self.classes or 0, (len(self.inputs),), generator=generator)
-
-    def at(self, weights: Mapping[str, Tensor]) -> "Public":
-        """The same examples, with a copy of the module that has other weights.
-
-        For a model in training, whose module may have hooks (Opacus) that a Hessian must not call.
-
-        Args:
-            weights: a state dict of a module like it.
-        """
-        module = copy.deepcopy(self.module)
-        module.load_state_dict(weights)
-        return replace(self, module=module)
-
-    def self_labelled(self, *, seed: int = 0) -> "Public":
-        """The same, with labels drawn from what the module, a classifier with logits, says of each example.
-
-        The Hessian of a trained model with such labels is like that with true ones; random labels would make it look surprised.
-
-        Args:
-            seed: of the draws.
-        """
-        module = copy.deepcopy(self.module).eval()
-        with torch.no_grad():
-            device = next(module.parameters()).device
-            parts = [self.inputs[i : i + 500] for i in range(0, len(self.inputs), 500)]
-            chances = torch.softmax(torch.cat([module(part.to(device)) for part in parts]), dim=1)
-        drawn = torch.multinomial(chances.cpu(), 1, generator=torch.Generator().manual_seed(seed))[:, 0]
-        return replace(self, targets=drawn, classes=None)
 
     def hessian(self, *, clip_norm: float | None = None, seed: int = 0, chunk: int = 500) -> Hessian:
         """The Hessian of the mean loss over all examples, at the module's parameters.

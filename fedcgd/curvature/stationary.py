@@ -8,11 +8,8 @@ arXiv:2310.06771, where it is mean estimation (H = 1) and linear regression (H =
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import ellipk
 
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, LambdaMuCGD, Mechanism, NuDPFTRL, SquareRootToeplitz
 from fedcgd.mechanisms.mechanism import Vector
@@ -22,8 +19,6 @@ from fedcgd.quadratic import Quadratic
 _OCTAVES = 60  # panels halve towards 0 and π this often, so that a peak of any width there is resolved
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _CONVERGED = 1e-10  # relative change of an integral when the panels are halved
-_CHUNK_ENTRIES = 2**22
-_LARGEST_GRID = 2**22
 
 
 def stationary_loss(mechanism: Mechanism, quadratic: Quadratic, *, stddev: float = 1.0) -> float:
@@ -90,127 +85,6 @@ def optimal_error(quadratic: Quadratic) -> float:
     return _mean(lambda w: np.sqrt(_response(quadratic, w)), 1) ** 2
 
 
-def optimal_coefficients(quadratic: Quadratic, lags: int) -> Vector:
-    """β*_1 … β*_lags, of noise Z_t − Σ β*_τ·Z_{t−τ}: the causal series with |B|² proportional to R^(−1/2), from its cepstrum.
-
-    In one dimension it is (1 − a·x)^(1/2), so that β*_t ~ t^(−3/2)·a^t/(2√π).
-
-    Args:
-        quadratic: what is descended on, and how.
-        lags: how many coefficients.
-
-    Returns:
-        Shape (lags,), float64.
-
-    Raises:
-        ValueError: where the smallest η·μ is so small that 2²² frequencies do not resolve it, and for a spectrum without a
-            positive eigenvalue.
-    """
-    _check_curved(quadratic)
-    a, _, _ = quadratic.contractions()
-    slowest = float(min(np.min(1 - a), np.min(1 + a)))
-    size = 2 ** math.ceil(math.log2(max(64 / slowest, 8 * lags, 1024)))
-    if size > _LARGEST_GRID:
-        raise ValueError(
-            f"the smallest η·μ must be at least {64 / _LARGEST_GRID:.2g} for β*, got {slowest:.2g}; leave out smaller "
-            "eigenvalues, or take a larger learning rate"
-        )
-    log_gain = -0.25 * np.log(_response(quadratic, 2 * np.pi * np.arange(size // 2 + 1) / size))
-    cepstrum = np.fft.irfft(log_gain, size)
-    causal = np.zeros(size)
-    causal[1 : size // 2] = 2 * cepstrum[1 : size // 2]
-    series = np.fft.irfft(np.exp(np.fft.rfft(causal)), size)
-    return np.asarray(-series[1 : lags + 1])
-
-
-def best_lambda(quadratic: Quadratic) -> LambdaCGD:
-    """The λ of least `stationary_error`: (1 − √(1 − α²))/α, α the mean of a_i with weights μ_i/(1 − a_i²).
-
-    The error of λ is η²/2·P·(1 − 2αλ + λ²)/(1 − λ²), P = Σ_i μ_i/(1 − a_i²), and so η²/2·P·√(1 − α²) at best: for small η·μ it is
-    η^(3/2)/2·√(d·Tr(H)/2), the geometric mean of what independent noise and the bound for all noise scale with. With α ≤ 0
-    nothing is to be cancelled.
-
-    Args:
-        quadratic: what is descended on, and how.
-
-    Raises:
-        ValueError: for a spectrum without a positive eigenvalue.
-    """
-    _check_curved(quadratic)
-    a, values, counts = quadratic.contractions()
-    weights = counts * values / ((1 - a) * (1 + a))
-    total = float(weights.sum())
-    alpha = float(weights @ a) / total
-    # 1 − α without cancellation, where α is near 1.
-    beta = float(weights @ (1 - a)) / total
-    return LambdaCGD((1 - math.sqrt(beta * (1 + alpha))) / alpha if alpha > 0 else 0.0)
-
-
-def best_nu(quadratic: Quadratic) -> NuDPFTRL:
-    """The ν of ν-DP-FTRL of least `stationary_error`, found to about 0.1 % on a logarithmic scale.
-
-    Args:
-        quadratic: what is descended on, and how.
-    """
-    a, _, _ = quadratic.contractions()
-    lowest = math.log(max(float(np.min(1 - a)) / 100, 1e-12))
-    found = minimize_scalar(
-        lambda x: math.log(stationary_error(NuDPFTRL(math.exp(x)), quadratic)),
-        bounds=(lowest, math.log(1 - 1e-9)),
-        method="bounded",
-        options={"xatol": 1e-3},
-    )
-    return NuDPFTRL(math.exp(found.x))
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What stationary errors (as `stationary_error`) can be, for η·‖H‖ ≤ 1, in d, d_eff and constants that are written out.
-
-    K is the complete elliptic integral of the first kind, of the parameter.
-
-    Attributes:
-        independent: (dη/4, dη/2) holds DP-SGD's, which is Σ η/(2(2 − ημ_i)): it scales with the dimension.
-        any_noise: η²·‖H‖·d_eff/2, below which no Toeplitz noise gets, since each direction alone needs
-            η²μ/2·(2K(a²)/π)² ≥ η²μ/2.
-        damped: η²·‖H‖·d_eff·(2K((1 − ν)²)/π)², above that of ν-DP-FTRL with ν = `nu`: there |1 − (1 − ν)z| ≤ 2·|1 − a_i·z| for
-            every direction. 2K/π is about log(8/ν)/π.
-        nu: η times the least eigenvalue.
-    """
-
-    independent: tuple[float, float]
-    any_noise: float
-    damped: float
-    nu: float
-
-
-def bounds(quadratic: Quadratic) -> Bounds:
-    """The bounds in d and d_eff; d counts the directions that are not flat.
-
-    Args:
-        quadratic: what is descended on, and how.
-
-    Raises:
-        ValueError: for η·‖H‖ > 1, and a spectrum without a positive eigenvalue.
-    """
-    _check_curved(quadratic)
-    a, values, counts = quadratic.contractions()
-    rate = quadratic.learning_rate
-    if rate * quadratic.spectrum.largest > 1:
-        raise ValueError(
-            f"the bounds need η·‖H‖ of at most 1, got {rate * quadratic.spectrum.largest:.6g}; learning rates up to "
-            f"{1 / quadratic.spectrum.largest:.6g} have them"
-        )
-    d, energy = float(counts.sum()), float(counts @ values)
-    nu = float(np.min(1 - a))
-    return Bounds(
-        independent=(d * rate / 4, d * rate / 2),
-        any_noise=rate**2 * energy / 2,
-        damped=rate**2 * energy * (2 * float(ellipk((1 - nu) ** 2)) / math.pi) ** 2,
-        nu=nu,
-    )
-
-
 def _check_curved(quadratic: Quadratic) -> None:
     if quadratic.spectrum.largest == 0:
         raise ValueError("all eigenvalues of the spectrum are 0: nothing is lost on a plane, whatever the noise")
@@ -218,15 +92,10 @@ def _check_curved(quadratic: Quadratic) -> None:
 
 def _response(quadratic: Quadratic, frequencies: Vector) -> Vector:
     """R(ω) = Σ_i μ_i·η²/(2|1 − a_i·e^{iω}|²)."""
-    a, values, counts = quadratic.contractions()
-    rate = quadratic.learning_rate
-    sines = _sines(frequencies)
-    total = np.zeros(len(frequencies))
-    step = max(1, _CHUNK_ENTRIES // len(frequencies))
-    for start in range(0, len(a), step):
-        part = slice(start, start + step)
-        distance = (rate * values[part, None]) ** 2 + 4 * a[part, None] * sines
-        total += (counts[part] * values[part]) @ (1 / distance)
+    rate, total = quadratic.learning_rate, np.zeros(len(frequencies))
+    for a, values, counts in quadratic.contractions_in_parts(len(frequencies)):
+        distance = (rate * values[:, None]) ** 2 + 4 * a[:, None] * _sines(frequencies)
+        total += (counts * values) @ (1 / distance)
     return rate**2 / 2 * total
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting import JointGuarantee, PastRun, compose
+from fedcgd.accounting.guarantee import Proof
 from fedcgd.accounting.shares import NoiseShares
 from fedcgd.ledger.attempts import nonces_of
 from fedcgd.ledger.store import StoredRun, reader, stored_run
@@ -254,26 +255,18 @@ class RunComposition:
         found = self._found[key]
         if len({self.runs[i].run_id for i in inside}) == len(inside):
             return found
-        return replace(found, exact=False, method=f"{found.method}; the rounds that copies share count in each")
+        method = f"{found.proof.method}; the rounds that copies share count in each"
+        return replace(found, proof=replace(found.proof, exact=False, method=method))
 
 
 def _guarantee(past: Sequence[PastRun], delta: float) -> JointGuarantee:
     """Of one run its own, which no composition makes less tight."""
     rounds = sum(one.rounds_released for one in past)
     if not all(one.noise_multiplier for one in past):
-        method = "a run without noise (σ = 0, for debugging) promises nothing"
-        return JointGuarantee(epsilon=math.inf, delta=delta, runs=len(past), released=rounds, method=method, exact=True)
+        nothing = Proof("a run without noise (σ = 0, for debugging) promises nothing", exact=True)
+        return JointGuarantee(epsilon=math.inf, delta=delta, runs=len(past), released=rounds, proof=nothing)
     if len(past) > 1:
         return compose(past, delta=delta)
     [one] = past
     alone = one.accountant.epsilon(noise_multiplier=one.noise_multiplier, delta=delta, released=one.released)
-    risk = alone.failure_probability
-    return JointGuarantee(
-        epsilon=alone.epsilon,
-        delta=delta,
-        runs=1,
-        released=rounds,
-        method=alone.method,
-        exact=alone.exact,
-        failure_probability=risk,
-    )
+    return JointGuarantee(epsilon=alone.epsilon, delta=delta, runs=1, released=rounds, proof=alone.proof)

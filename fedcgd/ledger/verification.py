@@ -31,8 +31,9 @@ from fedcgd.ledger.store import (
     unpack_ids,
 )
 from fedcgd.ledger.texts import NAMED, Finding, finding
-from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
+from fedcgd.mechanisms.mechanism import Mechanism, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.toeplitz import Toeplitz
 from fedcgd.noise.keys import NONCE_BYTES
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

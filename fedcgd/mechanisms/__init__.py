@@ -8,9 +8,10 @@ from fedcgd.mechanisms.dense import Dense, Diagonal
 from fedcgd.mechanisms.dp_sgd import DPSGD
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.lambda_mu import LambdaMuCGD
-from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, bandwidth, inverse_matrix, matrix
+from fedcgd.mechanisms.mechanism import Mechanism, inverse_matrix, matrix
 from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.square_root import BISR, BSR, NuDPFTRL, SquareRootToeplitz
+from fedcgd.mechanisms.toeplitz import Toeplitz
 
 __all__ = [
     "BIFR",
@@ -30,7 +31,6 @@ __all__ = [
     "NuDPFTRL",
     "SquareRootToeplitz",
     "Toeplitz",
-    "bandwidth",
     "inverse_matrix",
     "matrix",
 ]

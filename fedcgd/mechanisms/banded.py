@@ -26,14 +26,11 @@ class BandedToeplitz(BandedToeplitzMechanism):
     [1.0, -0.5, 0.25]
     """
 
+    name = "banded-toeplitz"
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", checked_values("coefficients", self.values, first=True))
-
-    @property
-    def name(self) -> str:
-        return "banded-toeplitz"
 
     @property
     def band(self) -> Vector:
@@ -60,14 +57,11 @@ class BandInvMF(BandedInverseMechanism):
     [1.0, 0.5, 0.25]
     """
 
+    name = "band-inv-mf"
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", checked_values("inverse coefficients", self.values, first=True))
-
-    @property
-    def name(self) -> str:
-        return "band-inv-mf"
 
     @property
     def inverse_band(self) -> Vector:

@@ -31,6 +31,7 @@ class BIFR(BandedInverseMechanism):
     [1.0, -0.75, -0.09375]
     """
 
+    name = "bifr"
     bands: int
     gamma: float
 
@@ -41,10 +42,6 @@ class BIFR(BandedInverseMechanism):
             raise ValueError(
                 f"gamma must be in (0, 1], got {self.gamma}; 1/2 is BISR, less cancels less, and dp-sgd cancels nothing"
             )
-
-    @property
-    def name(self) -> str:
-        return "bifr"
 
     @property
     def inverse_band(self) -> Vector:

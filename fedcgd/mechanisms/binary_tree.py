@@ -22,9 +22,7 @@ class BinaryTree(Mechanism):
     is run round by round with one buffer for each binary digit of the round.
     """
 
-    @property
-    def name(self) -> str:
-        return "tree"
+    name = "tree"
 
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
         # C[t, j] depends on the height of the smallest block that holds both t and j: for each height the rows t are neighbours.

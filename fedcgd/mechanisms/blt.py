@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, checked_values
+from fedcgd.mechanisms.toeplitz import Toeplitz, checked_values
 
 
 @dataclass(frozen=True)
-class BLT(ToeplitzMechanism):
+class BLT(Toeplitz):
     """Buffered linear Toeplitz: c_0 = 1 and c_t = Σ_i scales[i]·decays[i]^(t−1).
 
     Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy", 2024, arXiv:2404.16706.
@@ -29,6 +29,7 @@ class BLT(ToeplitzMechanism):
     [1.0, 0.6, 0.5]
     """
 
+    name = "blt"
     scales: tuple[float, ...]
     decays: tuple[float, ...]
 
@@ -39,10 +40,6 @@ class BLT(ToeplitzMechanism):
             raise ValueError(f"scales must not be negative, got {self.scales}")
         if len(self.scales) != len(self.decays) or not all(0 <= decay < 1 for decay in self.decays):
             raise ValueError(f"BLT needs as many decays in [0, 1) as scales, got {self.decays} for {self.scales}")
-
-    @property
-    def name(self) -> str:
-        return "blt"
 
     def coefficients(self, rounds: int) -> Vector:
         return _exponentials(np.array(self.scales), np.array(self.decays), rounds)

@@ -5,11 +5,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector, check_dense, triangular_inverse
-from fedcgd.mechanisms.toeplitz import banded_next
+from fedcgd.mechanisms.toeplitz import banded_next, solved
 
 _BANDS_SOLVED = 256  # up to which a row of C⁻¹ is found alone; with more bands all rows are found at once and kept
 
@@ -25,9 +24,7 @@ class Diagonal(Mechanism):
     [0.5, 1.0]
     """
 
-    @property
-    def name(self) -> str:
-        return "diagonal"
+    name = "diagonal"
 
     def bandwidth(self, rounds: int) -> int:
         return 1
@@ -43,7 +40,7 @@ class Diagonal(Mechanism):
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Mechanism):
     """A C given by its p bands, only for the n rounds it was made for.
 
     Args:
@@ -102,7 +99,7 @@ class Dense:
             return _inverse(self)[round, round::-1]
         # Row t solves x·C = e_t, in the first t + 1 rows and columns: a system with p bands above the diagonal.
         unit = np.eye(1, round + 1, round)[0]
-        return solve_transposed(self.band[: round + 1, :p], unit)[::-1]
+        return solved(self.band[: round + 1, :p], unit, transposed=True)[::-1]
 
     def num_buffers(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
@@ -110,8 +107,6 @@ class Dense:
 
     def inverse_bandwidth(self, rounds: int) -> int:
         return rounds
-
-    inverse_diagonal = Mechanism.inverse_diagonal
 
     def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         self._check(rounds)
@@ -121,20 +116,6 @@ class Dense:
     def _check(self, rounds: int) -> None:
         if rounds != len(self.band):
             raise ValueError(f"this {self.name} matrix is for {len(self.band)} rounds, not {rounds}; optimise another")
-
-
-def solve_transposed(band: Matrix, v: Matrix) -> Matrix:
-    """C⁻ᵀ·V of the C with C[j + l, j] = band[j, l], in O(n·p) for each column; what lies outside C in `band` is not read."""
-    return np.asarray(scipy.linalg.solve_banded((0, band.shape[1] - 1), transposed_bands(band), v, check_finite=False))
-
-
-def transposed_bands(band: Matrix) -> Matrix:
-    """The bands of Cᵀ, all above its diagonal, in the rows where LAPACK wants them; shape (p, n)."""
-    n, p = band.shape
-    upper = np.zeros((p, n))
-    for lag in range(p):
-        upper[p - 1 - lag, lag:] = band[: n - lag, lag]
-    return upper
 
 
 @lru_cache(maxsize=2)

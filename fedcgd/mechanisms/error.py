@@ -1,14 +1,14 @@
 """How far the noise moves the model: norms of B = A·C⁻¹, whose rows give the noise in each intermediate model."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
-from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
+from fedcgd.mechanisms.mechanism import Mechanism, Vector
+from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.streaming import inverse_rows
+from fedcgd.mechanisms.toeplitz import Toeplitz, divided, padded
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 
 
@@ -52,9 +52,9 @@ class ErrorNorms:
 def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_SUMS) -> ErrorNorms:
     """How far the noise moves the model: the norms of A·C⁻¹.
 
-    O(n) for Toeplitz C with constant learning rate; O(n·p) for learning-rate schedules where C⁻¹ has p bands (with momentum β:
-    p + 30/(1 − β)), and for its normalisation without momentum; else O(n²·p) time with p vectors of length n in memory, where p
-    is what the mechanism keeps.
+    O(n) for a Toeplitz C with a constant learning rate; O(n·p) for one with a schedule where p coefficients of C⁻¹ count (with
+    momentum β 30/(1 − β) more), and for its normalisation without momentum; else O(n²·p) time with p vectors of length n in
+    memory, where p is what the mechanism keeps.
 
     Args:
         mechanism: the matrix C.
@@ -68,44 +68,31 @@ def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_S
     >>> error_norms(DPSGD(), 100).max_row
     10.0
     """
-    if isinstance(mechanism, Toeplitz) and not workload.learning_rates:
-        # B is Toeplitz too: c⁻¹ filtered by the momentum and summed.
-        inverse = np.zeros(rounds)
-        found = mechanism.inverse_coefficients(rounds)
-        inverse[: len(found)] = found
-        squares = np.cumsum(scipy.signal.lfilter([1.0], [1.0, -workload.momentum], inverse)) ** 2
-        frobenius = math.sqrt(float(np.dot(squares, np.arange(rounds, 0, -1))))
-        return ErrorNorms(rounds, frobenius, math.sqrt(float(squares.sum())))
-    bands = mechanism.inverse_bandwidth(rounds)
-    if not workload.momentum and bands**2 <= rounds:
-        return _banded([mechanism.inverse_diagonal(lag, rounds) for lag in range(bands)], workload.rates(rounds))
-    if isinstance(mechanism, Toeplitz):
-        return _banded(_with_momentum(mechanism, rounds, workload.momentum), workload.rates(rounds))
-    return _by_rows(mechanism, rounds, workload)
+    rates = workload.rates(rounds)
+    if isinstance(mechanism, Normalized) and not workload.momentum:  # C̃⁻¹ = D·C⁻¹, as if the rates were those of D too
+        rates, mechanism = rates * mechanism.column_norms(rounds), mechanism.mechanism
+    if not isinstance(mechanism, Toeplitz):
+        return _by_rows(mechanism, rounds, workload)
+    series = divided(np.array([1.0, -workload.momentum]), padded(mechanism.inverse_coefficients(rounds), rounds))
+    if np.any(rates != 1):
+        return _with_rates(series, rates)
+    squares = np.cumsum(series) ** 2  # B is Toeplitz too
+    frobenius = math.sqrt(float(np.dot(squares, np.arange(rounds, 0, -1))))
+    return ErrorNorms(rounds, frobenius, math.sqrt(float(squares.sum())))
 
 
 _NEGLIGIBLE = 1e-14  # of the largest coefficient: a sum of all of them is right to 12 digits
 
 
-def _with_momentum(mechanism: Toeplitz, n: int, momentum: float) -> list[float]:
-    """The diagonals of M·C⁻¹, each constant, up to the last that counts."""
-    inverse = np.zeros(n)
-    found = mechanism.inverse_coefficients(n)
-    inverse[: len(found)] = found
-    filtered = scipy.signal.lfilter([1.0], [1.0, -momentum], inverse)
-    last = int(np.flatnonzero(np.abs(filtered) > _NEGLIGIBLE * np.abs(filtered).max())[-1])
-    return [float(value) for value in filtered[: last + 1]]
+def _with_rates(series: Vector, rates: Vector) -> ErrorNorms:
+    """For the Toeplitz M·C⁻¹ of the `series`, of which p coefficients count: B[j + l, j] = Σ_{i≤l} rates[j + i]·series[i].
 
-
-def _banded(diagonals: Sequence[Vector | float], rates: Vector) -> ErrorNorms:
-    """For M·C⁻¹ with p diagonals, `diagonals[lag][t]` its entry in row t and column t − lag, or one number for all t.
-
-    B[j + l, j] = Σ_{i≤l} rates[j + i]·(M·C⁻¹)[j + i, j], which is constant for l ≥ p − 1.
+    It does not change any more from l = p − 1 on.
     """
-    n, p = len(rates), len(diagonals)
+    n, p = len(rates), int(np.flatnonzero(np.abs(series) > _NEGLIGIBLE * np.abs(series).max())[-1]) + 1
     entries, row_squares = np.zeros(n), np.zeros(n)
-    for lag, diagonal in enumerate(diagonals):
-        entries[: n - lag] += rates[lag:] * (diagonal if isinstance(diagonal, float) else diagonal[lag:])
+    for lag in range(p):
+        entries[: n - lag] += rates[lag:] * series[lag]
         if lag < p - 1:
             row_squares[lag:] += entries[: n - lag] ** 2
     row_squares[p - 1 :] += np.cumsum(entries[: n - p + 1] ** 2)

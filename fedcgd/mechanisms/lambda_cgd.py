@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
+from fedcgd.mechanisms.toeplitz import Toeplitz
 from fedcgd.support.numbers import as_float
 
 
 @dataclass(frozen=True)
-class LambdaCGD(ToeplitzMechanism):
+class LambdaCGD(Toeplitz):
     """C_λ[i, j] = λ^(i−j): x̂_t = x_t + ζσ(Z_t − λZ_{t−1}) (eq. 7 and Algorithm 1 of arXiv:2601.22334).
 
     For n = k·b rounds its sensitivity is, squared,
@@ -33,16 +33,13 @@ class LambdaCGD(ToeplitzMechanism):
     1.7897
     """
 
+    name = "lambda-cgd"
     lam: float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lam", as_float("lam", self.lam))
         if not 0 <= self.lam < 1:  # also refuses NaN
             raise ValueError(f"lam must be in [0, 1), got {self.lam}; 0 is DP-SGD and values near 1 cancel most")
-
-    @property
-    def name(self) -> str:
-        return "lambda-cgd"
 
     def coefficients(self, rounds: int) -> Vector:
         return np.asarray(np.power(self.lam, np.arange(rounds, dtype=np.float64)))

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
+from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import BandedInverseMechanism
+from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, divided
 from fedcgd.support.numbers import as_float
 
 
@@ -40,6 +40,7 @@ class LambdaMuCGD(BandedInverseMechanism):
     [1.0, -0.25, -0.125]
     """
 
+    name = "lambda-mu"
     lam: float
     mu: float
 
@@ -53,17 +54,12 @@ class LambdaMuCGD(BandedInverseMechanism):
                 f"mu must be in [-lam, 1) = [{-self.lam}, 1), got {self.mu}; 0 is λ-CGD, and C is negative below -lam"
             )
 
-    @property
-    def name(self) -> str:
-        return "lambda-mu"
-
     def coefficients(self, rounds: int) -> Vector:
         if self.mu < 0:  # c_t = (λ + μ)c_{t−1} + |λμ|·c_{t−2} adds only what is not negative
             return super().coefficients(rounds)
-        powers = scipy.signal.lfilter(
-            [1.0], [1.0, -self.lam], np.eye(1, rounds)[0]
-        )  # and so do two filters one after the other
-        return np.asarray(scipy.signal.lfilter([1.0], [1.0, -self.mu], powers))
+        return divided(
+            np.array([1.0, -self.mu]), LambdaCGD(self.lam).coefficients(rounds)
+        )  # and so does Σ_i λ^i·μ^(t−i)
 
     @property
     def inverse_band(self) -> Vector:

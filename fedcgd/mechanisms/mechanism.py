@@ -7,7 +7,8 @@ To add a mechanism, write its class in a file of this folder (`lambda_cgd.py` is
 `fedcgd.optimisation.catalogue`, which everything else reads.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import scipy
@@ -19,17 +20,13 @@ Matrix = NDArray[np.float64]
 DENSE_LIMIT = 8192  # rounds up to which an n × n matrix may be kept (0.5 GiB)
 
 
-@runtime_checkable
-class Mechanism(Protocol):
+class Mechanism(ABC):
     """A lower-triangular C with a positive diagonal, for any number of rounds n (which C may depend on). An immutable value."""
 
-    def __hash__(self) -> int:
-        return object.__hash__(self)
+    name: str
+    """The command line's name of this mechanism, for example `lambda-cgd`."""
 
-    @property
-    def name(self) -> str:
-        """The command line's name of this mechanism, for example `lambda-cgd`."""
-
+    @abstractmethod
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
         """C[:, indices] for n = `rounds`.
 
@@ -41,6 +38,7 @@ class Mechanism(Protocol):
             Shape (rounds, m), float64; zeros above the diagonal.
         """
 
+    @abstractmethod
     def inverse_row(self, round: int, rounds: int) -> Vector:
         """The last entries of row t = `round` of C⁻¹, newest first: (C⁻¹Z)_t = Σ_i w[i]·Z_{t−i}.
 
@@ -51,6 +49,14 @@ class Mechanism(Protocol):
         Returns:
             w, float64, at most t + 1 long: w[0] is the diagonal entry, and entries older than the last of w are zero.
         """
+
+    def bandwidth(self, rounds: int) -> int:
+        """How many diagonals of C may differ from zero: `rounds` unless the mechanism knows of fewer.
+
+        Args:
+            rounds: n, the releases of the run.
+        """
+        return rounds
 
     # The rest has an answer for every mechanism whose C⁻¹ has few bands; one with long inverse rows overrides all three.
 
@@ -87,71 +93,6 @@ class Mechanism(Protocol):
         for weight, earlier in zip(weights[1:], buffers, strict=False):
             y = y + earlier * float(weight)
         return y, (z, *buffers)[: self.num_buffers(rounds)]
-
-    def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
-        """C⁻¹[t, t − lag] for every round t.
-
-        Args:
-            lag: how far below the diagonal, from 0.
-            rounds: n, the releases of the run.
-
-        Returns:
-            Shape (rounds,), float64; the first `lag` entries mean nothing.
-        """
-        rows = (self.inverse_row(t, rounds) for t in range(rounds))
-        return np.array([row[lag] if lag < len(row) else 0.0 for row in rows])
-
-
-@runtime_checkable
-class Banded(Mechanism, Protocol):
-    """A mechanism that knows that C[i, j] = 0 for i − j at least its bandwidth."""
-
-    def bandwidth(self, rounds: int) -> int:
-        """The number p of diagonals of C that are not zero, at most `rounds`.
-
-        Args:
-            rounds: n, the releases of the run.
-        """
-
-
-@runtime_checkable
-class Toeplitz(Mechanism, Protocol):
-    """A mechanism with C[i, j] = c[i − j], and so C⁻¹[i, j] = c⁻¹[i − j]."""
-
-    def coefficients(self, rounds: int) -> Vector:
-        """The first column of C: c_0, c_1, …
-
-        Args:
-            rounds: n, the releases of the run.
-
-        Returns:
-            Shape (rounds,), float64.
-        """
-
-    def inverse_coefficients(self, rounds: int) -> Vector:
-        """The first column of C⁻¹, up to its last entry that is not zero.
-
-        Args:
-            rounds: n, the releases of the run.
-
-        Returns:
-            At most shape (rounds,), float64.
-        """
-
-
-def bandwidth(mechanism: Mechanism, rounds: int) -> int:
-    """How many diagonals of C may differ from zero: `rounds` unless the mechanism says less.
-
-    Args:
-        mechanism: the matrix C.
-        rounds: n, the releases of the run.
-    """
-    if isinstance(mechanism, Banded):
-        return min(mechanism.bandwidth(rounds), rounds)
-    if isinstance(mechanism, Toeplitz):
-        used = np.flatnonzero(mechanism.coefficients(rounds))
-        return int(used[-1]) + 1
-    return rounds
 
 
 def matrix(mechanism: Mechanism, rounds: int) -> Matrix:

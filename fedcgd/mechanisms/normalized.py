@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector, bandwidth
+from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
+from fedcgd.mechanisms.toeplitz import Toeplitz
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class Normalized(Mechanism):
     mechanism: Toeplitz
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.mechanism.name
 
     def bandwidth(self, rounds: int) -> int:
         """That of the Toeplitz mechanism."""
-        return bandwidth(self.mechanism, rounds)
+        return self.mechanism.bandwidth(rounds)
 
     def column_norms(self, rounds: int) -> Vector:
         """d_j = ‖C[:, j]‖₂: column j keeps the first n − j coefficients.
@@ -51,9 +52,6 @@ class Normalized(Mechanism):
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
         return float(self.column_norms(rounds)[round]) * self.mechanism.inverse_row(round, rounds)
-
-    def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
-        return self.column_norms(rounds) * self.mechanism.inverse_diagonal(lag, rounds)
 
     def num_buffers(self, rounds: int) -> int:
         return self.mechanism.num_buffers(rounds)

@@ -9,25 +9,22 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from fedcgd.mechanisms.adjoint import TERMS_SUMMED
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
-from fedcgd.mechanisms.mechanism import DENSE_LIMIT, Matrix, Mechanism, Toeplitz, Vector, bandwidth
+from fedcgd.mechanisms.mechanism import DENSE_LIMIT, Matrix, Mechanism, Vector
 from fedcgd.mechanisms.normalized import Normalized
+from fedcgd.mechanisms.toeplitz import Toeplitz, convolved, divided, padded
 from fedcgd.mechanisms.worst_patterns import (
     Pattern,
-    best_banded,
     best_separated,
     gram_bound,
     lag_bound,
     leftmost,
     normalized_bound,
-    window_states,
 )
 from fedcgd.participation import Participation
 
-_PROGRAM_STEPS = 2_000_000  # of the dynamic program over a band; about two seconds
 _LAG_STEPS = 2**28  # of a bound lag by lag; about two seconds
 _BLOCK = 512  # columns of a Gram matrix that are found at once
 _TIGHT = 1 + 1e-9  # a bound is called exact if a pattern attains it up to rounding
@@ -76,7 +73,7 @@ def sensitivity(mechanism: Mechanism, participation: Participation, *, released:
     if isinstance(mechanism, Toeplitz):
         return _toeplitz(mechanism, n, rows, k, b)
     if type(mechanism) is Normalized:  # what a subclass overrides is not in these formulas
-        p = bandwidth(mechanism, n)
+        p = mechanism.bandwidth(n)
         if p <= b and (k - 1) * b + p <= rows:
             return Sensitivity(
                 math.sqrt(k), True, "unit columns that do not overlap within b rounds: √k", leftmost(k, b)
@@ -99,9 +96,7 @@ def sum_of_leftmost(coefficients: Vector, k: int, b: int) -> Vector:
         Shape (n,).
     """
     n = len(coefficients)
-    padded = np.zeros(-(-n // b) * b)
-    padded[:n] = coefficients
-    total = np.cumsum(padded.reshape(-1, b), axis=0)
+    total = np.cumsum(padded(coefficients, -(-n // b) * b).reshape(-1, b), axis=0)
     if k < len(total):
         total[k:] -= total[:-k].copy()
     result: Vector = total.reshape(-1)[:n]
@@ -116,13 +111,10 @@ def _toeplitz(mechanism: Toeplitz, n: int, rows: int, k: int, b: int) -> Sensiti
     non_negative = bool(np.all(c >= 0))
     if non_negative and np.all(np.diff(c) <= 0):
         return Sensitivity(reached, True, "leftmost columns (Theorem 1 of arXiv:2601.22334)", first)
-    p = int(np.flatnonzero(c)[-1]) + 1
-    if p <= b:
+    if int(np.flatnonzero(c)[-1]) < b:
         return _orthogonal(np.cumsum(c**2)[::-1], k, b)
     if non_negative and k == rows:
         return Sensitivity(reached, True, "all columns, which are not negative", first)
-    if non_negative and rows * k * window_states(p, b, _PROGRAM_STEPS) <= _PROGRAM_STEPS:
-        return _program(_band_gram(mechanism, n, rows, p, p), k, b)
     # |c| below a non-increasing envelope: with it in place of c, no entry of a sum of columns gets smaller.
     envelope = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     bounds = [(float(np.linalg.norm(sum_of_leftmost(envelope, k, b))), "the non-increasing envelope of |c|", first)]
@@ -135,13 +127,10 @@ def _toeplitz(mechanism: Toeplitz, n: int, rows: int, k: int, b: int) -> Sensiti
 
 
 def _any(mechanism: Mechanism, n: int, rows: int, k: int, b: int) -> Sensitivity:
-    p = bandwidth(mechanism, n)
-    if p <= b:
-        return _orthogonal(_band_gram(mechanism, n, rows, 1, p)[:, 0], k, b)
-    if p < n and rows * k * window_states(p, b, _PROGRAM_STEPS) <= _PROGRAM_STEPS:
-        gram = _band_gram(mechanism, n, rows, p, p)
-        if np.all(gram >= 0):
-            return _program(gram, k, b)
+    if mechanism.bandwidth(n) <= b:
+        step = max(1, 2**22 // n)
+        blocks = (mechanism.columns(n, np.arange(at, min(rows, at + step)))[:rows] for at in range(0, rows, step))
+        return _orthogonal(np.concatenate([(block**2).sum(axis=0) for block in blocks]), k, b)
     bounds = []
     if type(mechanism) is Normalized and rows * k <= _LAG_STEPS:
         total = normalized_bound(mechanism.mechanism.coefficients(n), mechanism.column_norms(n), rows, k, b)
@@ -161,11 +150,6 @@ def _orthogonal(squares: Vector, k: int, b: int) -> Sensitivity:
     """For columns with these squared norms that do not overlap if they are b apart, whatever their signs."""
     total, pattern = best_separated(squares, k, b)
     return Sensitivity(math.sqrt(total), True, "longest columns, which do not overlap within b rounds", pattern)
-
-
-def _program(gram: Matrix, k: int, b: int) -> Sensitivity:
-    total, pattern = best_banded(gram, k, b)
-    return Sensitivity(math.sqrt(total), True, "dynamic program over the band", pattern)
 
 
 def _by_gram(mechanism: Mechanism, n: int, rows: int, k: int, b: int) -> tuple[float, str, Pattern]:
@@ -214,35 +198,15 @@ def _sum_of_columns(mechanism: Mechanism, n: int, rows: int, pattern: Pattern) -
 
 
 def _times(mechanism: Toeplitz, n: int, weights: Vector) -> Vector:
-    """The first rows of C for n rounds, times `weights` of as many: O(n) for few bands of C or C⁻¹, else O(n log n)."""
+    """The first rows of C for n rounds, times `weights` of as many: O(n) for few bands of C⁻¹, else O(n log n) at most."""
     rows = len(weights)
     inverse, c = mechanism.inverse_coefficients(n), mechanism.coefficients(n)[:rows]
     if len(inverse) <= TERMS_SUMMED:
-        return np.asarray(scipy.signal.lfilter([1.0], inverse, weights))
-    bands = int(np.flatnonzero(c)[-1]) + 1
-    if bands <= TERMS_SUMMED:
-        return np.asarray(scipy.signal.lfilter(c[:bands], [1.0], weights))
+        return divided(inverse, weights)
     used = np.flatnonzero(weights)
     if len(used) * rows > _LAG_STEPS:
-        return np.asarray(scipy.signal.fftconvolve(c, weights)[:rows])
+        return convolved(c, weights)
     total = np.zeros(rows)
     for j in used:
         total[j:] += weights[j] * c[: rows - j]
     return total
-
-
-def _band_gram(mechanism: Mechanism, n: int, rows: int, lags: int, p: int) -> Matrix:
-    """G[i, i + l] for l < lags and i < rows, shape (rows, lags), over the first `rows` rows of a C with p bands."""
-    band = np.zeros((rows, p))  # band[j, l] = C[j + l, j]
-    step = max(1, 2**22 // n)
-    for start in range(0, rows, step):
-        indices = np.arange(start, min(rows, start + step))
-        columns = mechanism.columns(n, indices)[:rows]
-        for at, j in enumerate(indices):
-            part = columns[j : j + p, at]
-            band[j, : len(part)] = part
-    gram = np.zeros((rows, lags))
-    for lag in range(min(lags, rows)):  # the first rows of a run may be fewer than the bands
-        # C[:, i] and C[:, i + lag] share the rows i + lag … i + p − 1.
-        gram[: rows - lag, lag] = np.einsum("ij,ij->i", band[: rows - lag, lag:], band[lag:, : p - lag])
-    return gram

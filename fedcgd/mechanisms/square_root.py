@@ -6,7 +6,7 @@ from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import (
     BandedInverseMechanism,
     BandedToeplitzMechanism,
-    ToeplitzMechanism,
+    Toeplitz,
     checked_bandwidth,
     power_coefficients,
 )
@@ -14,7 +14,7 @@ from fedcgd.support.numbers import as_float
 
 
 @dataclass(frozen=True)
-class SquareRootToeplitz(ToeplitzMechanism):
+class SquareRootToeplitz(Toeplitz):
     """C = A^(1/2), c = coefficients of (1 − x)^(−1/2): max error log(n)/π + O(1) for one participation.
 
     Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy", 2024, arXiv:2404.16706.
@@ -23,9 +23,7 @@ class SquareRootToeplitz(ToeplitzMechanism):
     [1.0, 0.5, 0.375]
     """
 
-    @property
-    def name(self) -> str:
-        return "toeplitz"
+    name = "toeplitz"
 
     def coefficients(self, rounds: int) -> Vector:
         return power_coefficients(rounds, -0.5)
@@ -35,7 +33,7 @@ class SquareRootToeplitz(ToeplitzMechanism):
 
 
 @dataclass(frozen=True)
-class NuDPFTRL(ToeplitzMechanism):
+class NuDPFTRL(Toeplitz):
     """C⁻¹ from (1 − (1 − ν)x)^(1/2): β_t = t^(−3/2)(1 − ν)^t/(2√π) of the older noise is cancelled, for large t.
 
     Choquette-Choo et al., "Correlated Noise Provably Beats Independent Noise for Differentially Private Learning", 2024,
@@ -53,16 +51,13 @@ class NuDPFTRL(ToeplitzMechanism):
     [1.0, -0.25, -0.03125]
     """
 
+    name = "nu-dp-ftrl"
     nu: float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nu", as_float("nu", self.nu))
         if not 0 <= self.nu < 1:
             raise ValueError(f"nu must be in [0, 1), got {self.nu}; 0 damps nothing")
-
-    @property
-    def name(self) -> str:
-        return "nu-dp-ftrl"
 
     def coefficients(self, rounds: int) -> Vector:
         return power_coefficients(rounds, -0.5, 1 - self.nu)
@@ -88,14 +83,11 @@ class BSR(BandedToeplitzMechanism):
     [1.0, 0.5, 0.0, 0.0]
     """
 
+    name = "bsr"
     bands: int
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", checked_bandwidth(self.bands))
-
-    @property
-    def name(self) -> str:
-        return "bsr"
 
     @property
     def band(self) -> Vector:
@@ -120,14 +112,11 @@ class BISR(BandedInverseMechanism):
     [1.0, -0.5]
     """
 
+    name = "bisr"
     bands: int
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", checked_bandwidth(self.bands))
-
-    @property
-    def name(self) -> str:
-        return "bisr"
 
     @property
     def inverse_band(self) -> Vector:

@@ -1,7 +1,7 @@
 """What all mechanisms share whose C is one sequence of coefficients: series, their inverses, and matrices made of them."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from functools import lru_cache
 from typing import Any
 
@@ -9,24 +9,49 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector
+from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
 from fedcgd.support.numbers import as_float, as_whole
 
-_DIRECT = 2**27  # multiplications up to which the plain recurrence is used, which rounds least
+_DIRECT = 2**24  # entries of a band up to which the plain recurrence is used, which rounds least: 128 MiB
 
 
-class ToeplitzMechanism(Toeplitz, ABC):
-    """C[i, j] = c[i − j]. A subclass gives c and c⁻¹; the rest follows."""
+class Toeplitz(Mechanism):
+    """C[i, j] = c[i − j], and so C⁻¹[i, j] = c⁻¹[i − j]. A subclass gives c and c⁻¹, from which the matrices follow.
 
-    @property
+    Raises TypeError for a subclass with matrices of its own: its ε would be that of one C, and its noise of another.
+    """
+
+    def __init_subclass__(cls) -> None:
+        if own := {"bandwidth", "columns", "inverse_row"} & vars(cls).keys():
+            raise TypeError(
+                f"{cls.__name__} defines {', '.join(sorted(own))}, which follow from the coefficients of a Toeplitz C: leave "
+                "them out, or inherit Mechanism"
+            )
+
     @abstractmethod
-    def name(self) -> str: ...
+    def coefficients(self, rounds: int) -> Vector:
+        """The first column of C: c_0, c_1, …
+
+        Args:
+            rounds: n, the releases of the run.
+
+        Returns:
+            Shape (rounds,), float64.
+        """
 
     @abstractmethod
-    def coefficients(self, rounds: int) -> Vector: ...
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        """The first column of C⁻¹, up to its last entry that is not zero.
 
-    @abstractmethod
-    def inverse_coefficients(self, rounds: int) -> Vector: ...
+        Args:
+            rounds: n, the releases of the run.
+
+        Returns:
+            At most shape (rounds,), float64.
+        """
+
+    def bandwidth(self, rounds: int) -> int:
+        return int(np.flatnonzero(self.coefficients(rounds))[-1]) + 1
 
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
         c = self.coefficients(rounds)
@@ -36,11 +61,8 @@ class ToeplitzMechanism(Toeplitz, ABC):
     def inverse_row(self, round: int, rounds: int) -> Vector:
         return _inverse(self, rounds)[: round + 1]
 
-    def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
-        return np.full(rounds, self.inverse_coefficients(rounds)[lag])
 
-
-class BandedToeplitzMechanism(ToeplitzMechanism):
+class BandedToeplitzMechanism(Toeplitz):
     """C has the coefficients `band` and no others, and C⁻¹Z follows from its last rounds."""
 
     @property
@@ -65,7 +87,7 @@ class BandedToeplitzMechanism(ToeplitzMechanism):
         return banded_next(self.band[: round + 1], z, buffers, self.num_buffers(rounds))
 
 
-class BandedInverseMechanism(ToeplitzMechanism):
+class BandedInverseMechanism(Toeplitz):
     """C⁻¹ has the coefficients `inverse_band` and no others: a replay makes as many noise vectors as there are of them."""
 
     @property
@@ -99,14 +121,43 @@ def reciprocal(series: Vector, rounds: int) -> Vector:
         )
     series = series[:rounds]
     if rounds * len(series) <= _DIRECT:
-        return np.asarray(scipy.signal.lfilter(np.ones(1), series, np.eye(1, rounds)[0]))
+        return divided(series, np.eye(1, rounds)[0])
     inverse = np.array([1 / series[0]])
     while len(inverse) < rounds:  # Newton's iteration doubles the number of right coefficients
-        size = min(2 * len(inverse), rounds)
-        correction = -scipy.signal.fftconvolve(series[:size], inverse)[:size]
+        room = np.zeros(min(2 * len(inverse), rounds) - len(inverse))
+        correction = -convolved(series, np.concatenate([inverse, room]))
         correction[0] += 2
-        inverse = scipy.signal.fftconvolve(inverse, correction)[:size]
+        inverse = convolved(inverse, correction)
     return inverse
+
+
+def divided(series: Vector, x: Matrix) -> Matrix:
+    """y with Σ_l series[l]·y[t − l] = x[t], the shape of `x`, whose columns are divided each: the recurrence, in O(n·p) each."""
+    return solved(np.tile(series[: len(x)], (len(x), 1)), x)
+
+
+def solved(band: Matrix, x: Matrix, *, transposed: bool = False) -> Matrix:
+    """C⁻¹·x or C⁻ᵀ·x of the C with C[j + l, j] = band[j, l], in O(n·p) for each column; what lies outside C is not read.
+
+    Args:
+        band: shape (n, p), the first column, C's diagonal, without a 0.
+        x: shape (n,) or (n, m).
+        transposed: whether C is transposed.
+    """
+    y, failed = scipy.linalg.lapack.dtbtrs(band.T, x.reshape(len(x), -1), uplo="L", trans="T" if transposed else "N")
+    assert not failed, "C has no inverse"
+    return np.asarray(y).reshape(x.shape)
+
+
+def convolved(series: Vector, x: Matrix) -> Matrix:
+    """Σ_l series[l]·x[t − l], the shape of `x`, whose columns are multiplied each: by Fourier transforms, in O(n log n) each.
+
+    Rounding is in parts of ‖series‖·‖column‖, also where the terms of a row are few and small.
+    """
+    size = scipy.fft.next_fast_len(len(series) + len(x) - 1, real=True)
+    columns = x.reshape(len(x), -1)
+    spectrum = np.fft.rfft(series, size)[:, None] * np.fft.rfft(columns, size, axis=0)
+    return np.asarray(np.fft.irfft(spectrum, size, axis=0)[: len(x)]).reshape(x.shape)
 
 
 def power_coefficients(rounds: int, power: float, decay: float = 1.0) -> Vector:

@@ -45,49 +45,6 @@ def _earlier(sums: Vector, b: int) -> Vector:
     return np.concatenate([np.zeros((n - len(kept), *sums.shape[1:])), kept])
 
 
-def best_banded(gram: Matrix, k: int, b: int) -> tuple[float, Pattern]:
-    """max_π Σ_{i,j∈π} G_ij and its π, for G ≥ 0 with G_ij = gram[i, j − i] and 0 for lags of p and more; gram is (rows, p).
-
-    A dynamic program over which of the last p − 1 rounds were taken: `window_states(p, b)` sets.
-    """
-    rows, p = gram.shape
-    # (ages of the participations that still matter) → for each count, the best sum and its pattern as a linked list.
-    best: dict[tuple[int, ...], list[tuple[float, object] | None]] = {(): [(0.0, None), *([None] * k)]}
-    for i in range(rows):
-        following: dict[tuple[int, ...], list[tuple[float, object] | None]] = {}
-        for ages, totals in best.items():
-            older = tuple(age + 1 for age in ages)
-            gain = float(gram[i, 0] + 2 * sum(gram[i - age, age] for age in older if age < p))
-            for takes in (False, True) if not older or older[-1] >= b else (False,):
-                kept = tuple(age for age in (*older, *([0] if takes else [])) if age + 1 < max(p, b))
-                slots = following.setdefault(kept, [None] * (k + 1))
-                for count, found in enumerate(totals):
-                    if found is None or (takes and count == k):
-                        continue
-                    candidate = (found[0] + gain, (found[1], i)) if takes else found
-                    present = slots[count + takes]
-                    if present is None or candidate[0] > present[0]:
-                        slots[count + takes] = candidate
-        best = following
-    value, link = max((found for slots in best.values() for found in slots if found is not None), key=lambda f: f[0])
-    pattern: list[int] = []
-    while isinstance(link, tuple):
-        link, i = link
-        pattern.append(i)
-    return value, tuple(reversed(pattern))
-
-
-def window_states(p: int, b: int, limit: int) -> int:
-    """How many sets of rounds, at least b apart, fit in max(p, b) − 1 consecutive rounds; stops counting above `limit`."""
-    length = max(p, b)
-    counts = [1] * max(length, 1)
-    for size in range(1, length):
-        counts[size] = counts[size - 1] + counts[max(size - b, 0)]
-        if counts[size] > limit:
-            return counts[size]
-    return counts[-1]
-
-
 def lag_bound(coefficients: Vector, k: int, b: int) -> float:
     """At least Σ_{i,j∈π} |G_ij| for every pattern π of the Toeplitz C of `coefficients`. O(k·n log n + k²·n).
 

@@ -4,8 +4,7 @@ A pass works on a stretch of at most `CHUNK` numbers and gives what it sums as `
 terms j, j + LANES, … of the stretch, one after the other. `math.fsum` of the lanes is exact, so that a stretch has one sum on
 every machine and in either form.
 
-Machine code is that of `vector_kernels.c`. Loading it takes about as long as NumPy needs for `_PATIENCE` numbers, so it is loaded
-once that many have gone through.
+Machine code is that of `vector_kernels.c`. Loading it takes a millisecond or two.
 """
 
 import math
@@ -24,7 +23,6 @@ CHUNK = 2**16
 """Numbers at once: what a core's cache holds."""
 
 LANES = 256
-_PATIENCE = 2**20
 
 Floats = NDArray[np.float32]
 Lanes = NDArray[np.float64]
@@ -59,7 +57,7 @@ def squared_distance(x: Floats, y: Floats) -> float:
     x, y = aligned(x), aligned(y)
     lanes = np.empty(LANES)
     total = 0.0
-    work = kernels_for(len(x))
+    work = kernels()
     with np.errstate(invalid="ignore"):  # ∞ − ∞ is NaN, and then so is the sum
         for start in range(0, len(x), CHUNK):
             work.difference(x[start : start + CHUNK], y[start : start + CHUNK], lanes)
@@ -135,14 +133,9 @@ def _to_lanes(terms: Any, lanes: Any) -> None:
 NUMPY = VectorKernels(_difference, _steps, _squares, _accumulate, _add, _mean)
 
 
-_through = 0
-
-
-def kernels_for(numbers: int) -> VectorKernels:
-    """The form to use for so many numbers more."""
-    global _through
-    _through += numbers
-    return (compiled() if _through > _PATIENCE else None) or NUMPY
+def kernels() -> VectorKernels:
+    """The form to use: machine code, where it works."""
+    return compiled() or NUMPY
 
 
 @cache

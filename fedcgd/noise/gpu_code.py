@@ -15,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedcgd.noise.box_muller import Constants
-from fedcgd.noise.chacha20 import CONSTANTS
-from fedcgd.noise.stream import COLUMNS, TILE
+from fedcgd.noise.stream import COLUMNS, CONSTANTS, TILE
 
 _C0, _C1, _C2, _C3 = (tl.constexpr(c) for c in CONSTANTS)
 _A0, _A1, _A2, _A3 = (tl.constexpr(float(a)) for a in Constants.ATANH)
@@ -152,7 +151,7 @@ def _add(total, noise, word, width, tile, start, stop, i: tl.constexpr):
     steps = noise + word.to(tl.float64) * width
     half = tl.full([_COLUMNS], 1.5 * 2.0**52, tl.float64)
     steps = (steps + half) - half  # for |x| < 2⁵¹ this is x rounded as by rint
-    tl.store(total + at, tl.load(total + at, mask=there, other=0.0) + steps, mask=there)
+    tl.store(total + at, tl.load(total + at, mask=there, other=0) + steps.to(tl.int64), mask=there)
 
 
 @triton.jit
@@ -226,12 +225,12 @@ def _tile_hashes(out, numbers, coefficients, size, HASHES: tl.constexpr, BLOCK: 
 
 
 def add_to_grid(total: Tensor, start: int, keys: Any, weights: Any, dither: Any, width: float) -> None:
-    """total += round(Σ weights[j]·Z_j + width·words), whole numbers as float64; arguments as in `kernels.Kernels`."""
+    """total += round(Σ weights[j]·Z_j + width·words), int64; arguments as in `stream.Kernels`."""
     _launch(total, None, start, [*keys, dither], [*weights, width, 0.0])
 
 
 def add_values_to_grid(total: Tensor, start: int, values: Tensor, scale: float, dither: Any, width: float) -> None:
-    """total += round(scale·values + width·words), whole numbers as float64."""
+    """total += round(scale·values + width·words), int64."""
     _launch(total, values, start, [dither], [width, scale])
 
 

@@ -24,7 +24,6 @@ NONCE_BYTES = 16
 _BYTES = 32
 _WITH_RECORD = "# made together with record {}, in a file beside it: keep the two together"
 _NAMED = re.compile(r"^# made together with record ([0-9a-f]{32}),", re.MULTILINE)
-_UNNAMED = "# made together with a register"  # keys of earlier versions do not say which
 
 
 class NoiseKey:
@@ -53,7 +52,7 @@ class NoiseKey:
             raise ValueError(f"a key has {_BYTES} bytes (256 bits), got {len(root)}; NoiseKey.generate() makes one")
         self._root = bytes(root)
         self._runs = runs
-        self._record: str | None = None  # the name of the one that it was made with; "" if it does not say which
+        self._record: str | None = None  # the name of the one that it was made with
         self._made: tuple[Path, str] | None = None  # the file that was made for it, and when
         self._simulated = False
 
@@ -103,7 +102,7 @@ class NoiseKey:
             text = file.read()
         key = NoiseKey(_from_hex(text, f"key file {path}"), runs=runs)
         named = _NAMED.search(text)
-        key._record = named[1] if named else "" if _UNNAMED in text else None
+        key._record = named[1] if named else None
         key._made = made
         return key
 
@@ -141,7 +140,7 @@ class NoiseKey:
     @property
     def record(self) -> str | None:
         """The name in the first line of the record that the key was made together with; None if it does not say."""
-        return self._record or None
+        return self._record
 
     def record_problem(self, what: str) -> str | None:
         """What is wrong with the file that remembers what the key was used for, or None: it is lost, emptied or another.
@@ -329,8 +328,7 @@ def _create(path: Path, runs: Path) -> bool:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
-            line = f"{_UNNAMED} of its runs" if name is None else _WITH_RECORD.format(name)
-            file.write(f"{os.urandom(_BYTES).hex()}\n{line}\n")
+            file.write(f"{os.urandom(_BYTES).hex()}\n{_WITH_RECORD.format(name)}\n")
             file.flush()
             os.fsync(file.fileno())
         try:

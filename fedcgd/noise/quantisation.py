@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from fedcgd.native.threads import usable_cores
 from fedcgd.noise.box_muller import LARGEST
-from fedcgd.noise.kernels import kernels
-from fedcgd.noise.stream import TILE, NoiseStream, Term, check_coordinates, key_words, tiles, words_of
+from fedcgd.noise.stream import TILE, NoiseStream, Term, check_coordinates, kernels, key_words, tiles, words_of
 from fedcgd.support.numbers import as_positive
 
 Integers = NDArray[np.int64]
@@ -158,20 +157,15 @@ def add_noise(
     width = dither_width(stddev, lattice)
     if threads is None:  # to begin one costs as much as some hundred thousand coordinates
         threads = 1 if len(flat) < 2**20 else min(usable_cores(), 2)
-    elif threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
     add_to_grid = kernels().add_to_grid
-
-    def add(low: int, high: int) -> None:
-        add_to_grid(flat[low - start : high - start], low, keys, weights, dither, width)
-
     if threads == 1:
-        add(start, stop)
+        add_to_grid(flat, start, keys, weights, dither, width)
         return
     whole = -(-len(flat) // TILE)
     cuts = [start, *(min(start + whole * i // threads * TILE, stop) for i in range(1, threads)), stop]
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(add, low, high) for low, high in pairwise(cuts) if low < high]:
+        parts = [(flat[low - start : high - start], low) for low, high in pairwise(cuts) if low < high]
+        for done in [pool.submit(add_to_grid, *part, keys, weights, dither, width) for part in parts]:
             done.result()
 
 

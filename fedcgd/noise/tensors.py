@@ -2,8 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcgd.noise.kernels import NUMPY, normals
 from fedcgd.noise.quantisation import (
     Lattice,
     add_noise,
@@ -22,17 +20,17 @@ from fedcgd.noise.quantisation import (
     dither_width,
     keyed_noise,
 )
-from fedcgd.noise.stream import COLUMNS, TILE, NoiseStream, Term, key_words, words_of
+from fedcgd.noise.stream import COLUMNS, NUMPY, TILE, NoiseStream, Term, key_words, words_of
 
 _HASHES, _HASHED = 4, 2048
 _FEW_HASHES = 2**13  # 64 KiB, which the host hashes in the time of a kernel's launch
 
 
 class GpuKernels(NamedTuple):
-    """What runs on a device. All work on the coordinates from `start` on; totals hold whole numbers, as float64."""
+    """What runs on a device. All work on the coordinates from `start` on; totals are int64."""
 
     add_to_grid: Callable[..., None]
-    """(total, start, keys, weights, dither, width), as in `kernels.Kernels`."""
+    """(total, start, keys, weights, dither, width), as in `stream.Kernels`."""
     add_values_to_grid: Callable[..., None]
     """(total, start, values, scale, dither, width): total += round(scale·values + width·words)."""
     fill_normals: Callable[..., None]
@@ -42,10 +40,10 @@ class GpuKernels(NamedTuple):
 
 
 class TensorNormals:
-    """Z of `stream`; sums are float64 tensors that hold whole numbers of steps of `grid`, below 2⁵³ with their noise.
+    """Z of `stream`; sums are int64 tensors on a device, in steps of `grid`.
 
     A sum's first number is of coordinate `start`. On a GPU the key of a round's noise, but never the run's own, is in the memory
-    of the device while the noise is made.
+    of the device while the noise is made. Where no kernel can make it there, it is made in main memory.
     """
 
     def __init__(self, stream: NoiseStream, grid: Lattice, start: int = 0) -> None:
@@ -55,55 +53,35 @@ class TensorNormals:
     def add(self, total: Tensor, terms: Sequence[Term], stddev: float) -> None:
         gpu = gpu_kernels(total.device)
         if gpu is None:
-            with _as_integers(total) as steps:
-                add_noise(steps, self._stream, terms, stddev, self.grid, start=self._start)
+            steps = total.cpu()
+            add_noise(steps.numpy(), self._stream, terms, stddev, self.grid, start=self._start)
+            total.copy_(steps)
             return
         keys, weights, dither = keyed_noise(self._stream, terms, stddev, self.grid)
         gpu.add_to_grid(total, self._start, keys, weights, dither, dither_width(stddev, self.grid))
 
-    def add_row(self, total: Tensor, row: Any, newest: Term, stddev: float) -> None:
+    def add_row(self, total: Tensor, row: Tensor, newest: Term, stddev: float) -> None:
         gpu = gpu_kernels(total.device)
         if gpu is None:
-            values = row.cpu().numpy() if isinstance(row, Tensor) else row
-            with _as_integers(total) as steps:
-                add_values(steps, values, self._stream, newest, stddev, self.grid, start=self._start)
+            steps = total.cpu()
+            add_values(steps.numpy(), row.cpu().numpy(), self._stream, newest, stddev, self.grid, start=self._start)
+            total.copy_(steps)
             return
         check_values(row, total, stddev, self.grid)
         scale, width = stddev / self.grid.step, dither_width(stddev, self.grid)
         dither = dither_key(self._stream, newest)
         gpu.add_values_to_grid(total, self._start, row.to(total.device), scale, dither, width)
 
-    def vector(self, total: Tensor, round: int, nonce: int) -> Any:
-        """Z_(round, nonce), float32: an array for a total in main memory, else a tensor on its device."""
-        gpu = gpu_kernels(total.device)
+    def vector(self, total: Tensor, round: int, nonce: int) -> Tensor:
+        gpu, stop = gpu_kernels(total.device), self._start + total.numel()
         if gpu is None:
-            z = normals(self._stream, round, nonce, total.numel(), self._start)
-            return z if total.device.type == "cpu" else torch.from_numpy(z).to(total.device)
+            return torch.from_numpy(self._stream.normal(round, nonce, self._start, stop)).to(total.device)
         made = torch.empty(total.numel(), dtype=torch.float32, device=total.device)
         gpu.fill_normals(made, self._start, key_words(self._stream.key_of(round, nonce)))
         return made
 
-
-@contextmanager
-def _as_integers(total: Tensor) -> Iterator[NDArray[np.int64]]:
-    """The whole numbers that `total` holds; what becomes of them is in `total` afterwards.
-
-    In main memory they are where the floats are: a copy of a large sum takes longer than its noise.
-    """
-    here = total.cpu().contiguous()  # a copy of what is on a device, or whose numbers lie apart
-    floats = here.numpy().reshape(-1)
-    integers = floats.view(np.int64)
-    # So short that a part's copy stays in the second-level cache.
-    parts = [slice(start, start + 2**15) for start in range(0, len(floats), 2**15)]
-    for part in parts:
-        integers[part] = floats[part].astype(np.int64)
-    try:
-        yield integers.reshape(total.shape)
-    finally:
-        for part in parts:
-            floats[part] = integers[part].astype(np.float64)
-        if here is not total:
-            total.copy_(here)
+    def digest(self, total: Tensor, key: bytes) -> NDArray[Any]:
+        return sum_digest(total, key)
 
 
 @cache
@@ -138,7 +116,7 @@ def same_bits(kernels: GpuKernels, device: torch.device) -> bool:
     weights = np.array([-0.9, 1e6])
     first, last = 2**32 // COLUMNS - 1, 2**32 // COLUMNS + 1
     start, size, width = first * TILE + 5, (last - first) * TILE - 9, 1e-6
-    total = torch.zeros(size, dtype=torch.float64, device=device)
+    total = torch.zeros(size, dtype=torch.int64, device=device)
     z = torch.empty(size, dtype=torch.float32, device=device)
     kernels.fill_normals(z, start, keys[0])
     kernels.add_to_grid(total, start, keys[:2], weights, keys[2], width)
@@ -149,19 +127,19 @@ def same_bits(kernels: GpuKernels, device: torch.device) -> bool:
     NUMPY.add_to_grid(expected, start, keys[:2], weights, keys[2], width)
     words = words_of(stream.key_of(2, 0), first, last)[5:-4]
     expected += np.rint(np.float64(normal) * 1.7e5 + width * words).astype(np.int64)
-    coefficients = _coefficients(bytes(32))
-    hashes = [kernels.tile_hashes(part, torch.from_numpy(coefficients).to(device)) for part in (total, total.long())]
+    hashes = kernels.tile_hashes(total, _coefficients(bytes(32), device))
+    coefficients = _coefficients(bytes(32), torch.device("cpu")).numpy()
     tiles = np.pad(expected, (0, -size % coefficients.shape[1])).reshape(-1, 1, coefficients.shape[1])
     expected_hashes = (tiles * coefficients).sum(-1).reshape(-1)
     return (
         z.cpu().numpy().tobytes() == normal.tobytes()
         and np.array_equal(total.cpu().numpy(), expected)
-        and all(np.array_equal(found.cpu().numpy(), expected_hashes) for found in hashes)
+        and np.array_equal(hashes.cpu().numpy(), expected_hashes)
     )
 
 
 def sum_digest(steps: Tensor, key: bytes) -> NDArray[Any]:
-    """What tells `steps`, whole numbers as float64, from others: themselves in main memory, else some thousand hashes of them.
+    """What tells `steps`, whole numbers, from others: themselves without kernels for their device, else some thousand hashes.
 
     Hashes are linear, modulo 2⁶⁴, four for each tile of 2048 numbers, with coefficients from `key`; and of these again, with
     other coefficients, while they are many. Other steps have other hashes but for a chance of 2⁻¹²⁸ in each of few passes, if
@@ -173,15 +151,12 @@ def sum_digest(steps: Tensor, key: bytes) -> NDArray[Any]:
     hashes = steps
     while hashes is steps or len(hashes) > _FEW_HASHES:
         key = hashlib.sha256(b"fedcgd fingerprint" + key).digest()
-        hashes = gpu.tile_hashes(hashes, torch.from_numpy(_coefficients(key)).to(steps.device))
+        hashes = gpu.tile_hashes(hashes, _coefficients(key, steps.device))
     return hashes.cpu().numpy()
 
 
 @lru_cache(maxsize=4)
-def _coefficients(key: bytes) -> NDArray[np.int64]:
-    """Uniform, shape (4, 2048)."""
-    return (
-        np.frombuffer(hashlib.shake_256(key).digest(8 * _HASHES * _HASHED), "<i8")
-        .astype(np.int64)
-        .reshape(_HASHES, _HASHED)
-    )
+def _coefficients(key: bytes, device: torch.device) -> Tensor:
+    """Uniform int64, shape (4, 2048), on `device`."""
+    numbers = np.frombuffer(hashlib.shake_256(key).digest(8 * _HASHES * _HASHED), "<i8").astype(np.int64)
+    return torch.from_numpy(numbers.reshape(_HASHES, _HASHED)).to(device)

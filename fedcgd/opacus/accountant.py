@@ -7,41 +7,11 @@ from typing import Any
 from opacus.accountants import IAccountant
 
 from fedcgd.noise import STREAM
-from fedcgd.opacus.private_run import Epoch
-from fedcgd.opacus.rounds import Rounds
+from fedcgd.opacus.rounds import Epoch, Rounds
 from fedcgd.plan import Plan, plan_differences
 
 
-class NullAccountant(IAccountant):  # type: ignore[misc]
-    """What an engine answers before it has made a run private."""
-
-    def __init__(self) -> None:
-        self.history: list[tuple[float, float, int]] = []
-
-    def __len__(self) -> int:
-        return 0
-
-    @classmethod
-    def mechanism(cls) -> str:
-        """A name which no accountant of Opacus has: their checkpoints and these do not mix."""
-        return "fedcgd"
-
-    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Raises RuntimeError: a step that nobody took cannot be counted."""
-        raise RuntimeError(
-            "call make_private first; then the private optimizer counts what it releases, and nothing else does"
-        )
-
-    def get_epsilon(self, delta: float, **_: Any) -> float:
-        """0: nothing is released."""
-        return 0.0
-
-    def state_dict(self, destination: Any = None) -> Any:
-        """Raises RuntimeError."""
-        raise RuntimeError("there is no run to save: call make_private first")
-
-
-class RunAccountant(NullAccountant):
+class RunAccountant(IAccountant):  # type: ignore[misc]
     """The rounds of a run that are released, in the words of Opacus' accountants.
 
     Args:
@@ -79,12 +49,21 @@ class RunAccountant(NullAccountant):
         return self.rounds.releases.run
 
     @property
-    def history(self) -> list[tuple[float, float, int]]:  # type: ignore[override]
+    def history(self) -> list[tuple[float, float, int]]:
         """(noise multiplier, sample rate, rounds released), as Opacus' accountants have it; empty before the first release."""
         return [(self.plan.noise_multiplier, self.sample_rate, self.released)] if self.released else []
 
     def __len__(self) -> int:
         return self.released
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """A name which no accountant of Opacus has: their checkpoints and these do not mix."""
+        return "fedcgd"
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Raises RuntimeError: a step that nobody took cannot be counted."""
+        raise RuntimeError("the private optimizer counts what it releases, and nothing else does")
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
         """An upper bound on ε of the rounds so far; adjacency is zero out one example.

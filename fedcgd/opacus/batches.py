@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from fedcgd.opacus.independence import same_random_numbers
-from fedcgd.opacus.private_run import PrivateRun
-from fedcgd.opacus.rounds import Rounds
+from fedcgd.opacus.rounds import PrivateRun, Rounds
 from fedcgd.participation.batches import ExampleRounds
 from fedcgd.participation.samplings import Rows
 
@@ -34,7 +33,8 @@ class RoundBatches(BatchSampler):
         epoch = run.epoch
         self.batch_size = -(-epoch.examples // (epoch.steps * epoch.parts))
         self.drop_last = False
-        self.rounds, self.parts = rounds, epoch.parts // run.ranks.count
+        self._rank, self._ranks = (0, 1) if run.ranks is None else (run.ranks.rank, run.ranks.count)
+        self.rounds, self.parts = rounds, epoch.parts // self._ranks
         self._run, self._fixed_split = run, fixed_split
         self._drawn: tuple[str, ExampleRounds] | None = None
         self.ahead: deque[tuple[Rows, int]] | None = None
@@ -48,12 +48,12 @@ class RoundBatches(BatchSampler):
         return self._epoch(self.rounds.enter(), self.rounds.next, self.ahead)
 
     def _epoch(self, loop: int, start: int, ahead: deque[tuple[Rows, int]] | None) -> Iterator[list[int]]:
-        steps, ranks = self._run.epoch.steps, self._run.ranks
+        steps = self._run.epoch.steps
         for round in range(start, min((start // steps + 1) * steps, self._run.plan.participation.rounds)):
             if self.rounds.is_over(loop, round):
                 return
             rows = self.rows(round)
-            mine = np.array_split(rows, self.parts * ranks.count)[ranks.rank * self.parts :][: self.parts]
+            mine = np.array_split(rows, self.parts * self._ranks)[self._rank * self.parts :][: self.parts]
             for i, part in enumerate(mine):
                 if ahead is None:
                     self.rounds.issue(loop, round, rows, len(part), (i, self.parts))

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcgd.clipping.per_sample_gradients import add_rows, clip_factors
+from fedcgd.clipping.per_sample_gradients import add_rows, clip_factors, squared_norms
 from fedcgd.noise.quantisation import Lattice
 
 MARGIN = 2.0**-15
@@ -120,10 +120,7 @@ def _terms(b: Tensor, a: Tensor) -> Tensor:
 
 def norms_of(rows: Rows) -> Tensor:
     """Norms of the gradients, shape (examples,), float64."""
-    norms: Tensor = (
-        torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) if isinstance(rows, Tensor) else rows.norms()
-    )
-    return norms
+    return squared_norms(rows).sqrt() if isinstance(rows, Tensor) else rows.norms()
 
 
 def add_to(total: Tensor, rows: Rows, scales: Tensor) -> None:

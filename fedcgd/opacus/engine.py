@@ -3,6 +3,7 @@
 import pickle
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
@@ -22,17 +23,15 @@ from fedcgd.central.releases import Releases
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus.accountant import NullAccountant, RunAccountant
+from fedcgd.opacus.accountant import RunAccountant
 from fedcgd.opacus.batches import private_loader
 from fedcgd.opacus.buffers import FirstBuffers
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import with_sample_gradients
 from fedcgd.opacus.losses import GhostLoss
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
-from fedcgd.opacus.overlap import RunExamples, attach, detach_earlier_runs
 from fedcgd.opacus.plan_arguments import check_clipping, chosen_sampling, plan_from, plan_of, workload_of
-from fedcgd.opacus.private_run import Epoch, GradientSettings, PrivateRun
-from fedcgd.opacus.rounds import Rounds
+from fedcgd.opacus.rounds import Epoch, GradientSettings, PrivateRun, Rounds, attach, detach_earlier_runs
 from fedcgd.opacus.validation import check_fits, check_module, epoch_of, refuse_schedulers
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -153,8 +152,16 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError("Passing seed is prohibited in secure mode, and the key is that of a simulation seed")
         self.secure_mode, self.secure_rng, self.dataset = secure_mode, None, None
         self._key, self._record, self._on_release = key, record, on_release
-        self.accountant: NullAccountant = NullAccountant()
-        """The rounds of the run, where Opacus has its accountant; before `make_private`, of none."""
+        self._account: RunAccountant | None = None
+
+    @property
+    def accountant(self) -> RunAccountant:
+        """The rounds of the run, where Opacus has its accountant. Raises RuntimeError before `make_private`."""
+        if self._account is None:
+            raise RuntimeError(
+                "there is no run yet: call make_private first, with the plan of the checkpoint if there is one"
+            )
+        return self._account
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -248,7 +255,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             TypeError: for a model, an optimizer or a data set of a kind that cannot be made private.
             RuntimeError: if this engine has released rounds: another run takes another engine.
         """
-        if len(self.accountant):
+        if self._account is not None and self._account.released:
             raise RuntimeError("this engine has made a run private already; make another engine for another run")
         inner: nn.Module = module._module if isinstance(module, AbstractGradSampleModule) else module
         gradients = GradientSettings(
@@ -260,10 +267,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             "target_delta": target_delta, "sampling": sampling, "poisson_sampling": poisson_sampling, "groups": groups,
         }  # fmt: skip
         ranks = ranks_of(inner)
-        with ranks.telling_failures():
+        with nullcontext() if ranks is None else ranks.telling_failures():
             check_clipping(clipping, max_grad_norm)
             _check_options(rand_on_empty, augmentation_multiplicity, assume_independent)
-            epoch = epoch_of(data_loader, accumulation_steps, ranks.count)
+            epoch = epoch_of(data_loader, accumulation_steps, 1 if ranks is None else ranks.count)
             plan = plan_from(plan, given, epoch.steps)
             self._validate(inner, optimizer, plan, epoch, grad_sample_mode)
             run = PrivateRun(
@@ -275,9 +282,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 epoch=epoch,
                 ranks=ranks,
             )
-            facts = {} if ranks.count == 1 else run.facts(data_loader)
-        ranks.agree(facts)
-        accountant = self._begin(run, noise, data_loader.dataset, assume_independent)
+        if ranks is not None:
+            ranks.agree(run.facts(data_loader))
+        accountant = self._begin(run, noise, assume_independent)
         wrapped = with_sample_gradients(
             module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model,
             copies=augmentation_multiplicity,
@@ -292,7 +299,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         loader = private_loader(data_loader, run, accountant.rounds)
         probing = inner.register_forward_pre_hook(FirstBatches(run, accountant, loader).before, with_kwargs=True)
         attach(inner, [*private.handles, probing, *FirstBuffers(inner).watch(inner)], accountant.rounds)
-        self._key, self.accountant = run.key, accountant
+        self._key, self._account = run.key, accountant
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
             return wrapped, private, loss, loader
@@ -411,6 +418,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
         Raises:
             ValueError: for a scheduler.
+            RuntimeError: before `make_private`.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         super().save_checkpoint(**arguments)
@@ -448,8 +456,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             RuntimeError: before `make_private`.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        if not isinstance(self.accountant, RunAccountant):
-            raise RuntimeError("call make_private first, with the plan of the checkpoint")  # noqa: TRY004
+        accountant = self.accountant
         # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
         options = {"map_location": "cpu", **(torch_load_kwargs or {}), "weights_only": True}
         try:
@@ -460,7 +467,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 f"{path} holds no checkpoint, or more than tensors and plain values; save_checkpoint makes one"
             ) from error
         state = checkpoint.pop("optimizer_state_dict", {})
-        self.accountant.load_state_dict(run)
+        accountant.load_state_dict(run)
         module.load_state_dict(model, **(module_load_dict_kwargs or {}))
         if optimizer is not None and state:
             optimizer.load_state_dict(state)
@@ -494,27 +501,23 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
 
-    def _begin(self, run: PrivateRun, noise: NoiseMode | None, dataset: Any, assumed: str | None) -> RunAccountant:
+    def _begin(self, run: PrivateRun, noise: NoiseMode | None, assumed: str | None) -> RunAccountant:
         """The account of the run, whose name and record all ranks have; earlier runs of the model end."""
         size = sum(p.numel() for p in run.trained)
         releases = Releases(
             run.plan, run.key, size, record=self._record, device=run.trained[0].device, ranks=run.ranks, mode=noise,
             configuration={"kind": "central", "examples": run.epoch.examples, "parameters": size},
         )  # fmt: skip
-        # What a simulation releases is no secret.
-        shared = None if run.key.simulated else RunExamples(dataset)
-        if isinstance(self.accountant, RunAccountant):
-            self.accountant.rounds.end()  # of another model, perhaps: its releases would be on nobody's account
+        if self._account is not None:
+            self._account.rounds.end()  # of another model, perhaps: its releases would be on nobody's account
         if released := detach_earlier_runs(run.module):
-            if shared is not None:
-                shared.told = True
             warnings.warn(
                 f"an earlier run has released {released} rounds of this model: what it and the new run tell of an example "
                 "together is more than the ε of either, unless their examples are of different people; both ε, and both δ, add "
                 "up (fedcgd.compose has less than their sum)",
                 stacklevel=3,
             )
-        return RunAccountant(Rounds(run.plan, releases, shared), run.epoch, run.key.fingerprint, assumed)
+        return RunAccountant(Rounds(run.plan, releases), run.epoch, run.key.fingerprint, assumed)
 
     def _run_key(self, noise_generator: torch.Generator | None) -> NoiseKey:
         """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""
@@ -531,20 +534,20 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         return NoiseKey.simulation(int(seed))
 
 
-def ranks_of(module: nn.Module) -> Ranks:
-    """The processes that train `module`, made for several, or this one alone.
+def ranks_of(module: nn.Module) -> Ranks | None:
+    """The processes that train `module`, if it is made for several.
 
     Raises:
         RuntimeError: if there is no process group for a model that is made for one.
     """
     if not isinstance(module, DifferentiallyPrivateDistributedDataParallel):
-        return Ranks(None)
-    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    if (world := dist.group.WORLD if dist.is_available() else None) is None:
         raise RuntimeError(
             "the model is for several processes, and there is no process group: start the program with torchrun, and call "
             "torch.distributed.init_process_group first"
         )
-    return Ranks(dist.group.WORLD)
+    return Ranks(world)
 
 
 def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_independent: str | None) -> None:

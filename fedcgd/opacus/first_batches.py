@@ -17,7 +17,7 @@ from fedcgd.opacus.independence import (
     same_random_numbers,
     tensors_of,
 )
-from fedcgd.opacus.private_run import PrivateRun
+from fedcgd.opacus.rounds import PrivateRun
 
 _AGAIN, _EXAMPLES = 10, 64
 

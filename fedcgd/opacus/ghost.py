@@ -1,60 +1,29 @@
 """Per-example gradients of embedding layers, and of linear ones, kept as their factors: "ghost clipping" with one backward pass.
 
 A table of embeddings has a gradient in those rows that an example looked up, and zeros, which are most of it, elsewhere. So the
-rows alone are kept, also where linear layers keep their gradients. Those of convolutions are made in another way than Opacus'.
+rows alone are kept, also where linear layers keep their gradients.
 
 Opacus' own ghost clipping takes norms in a first backward pass and sums in a second one, which multiplies the losses. What it
 adds is not what it measured (another criterion, other rounding, parameters that were frozen before), and one NaN spoils the sum.
 Here both come from the same factors.
 """
 
-from collections import ChainMap
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
-from opacus.grad_sample.conv import compute_conv_grad_sample
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from opacus.grad_sample.gsm_base import OPACUS_PARAM_MONKEYPATCH_ATTRS
 from torch import Tensor, nn
 
-from fedcgd.clipping.layerwise import convolution_gradients
 from fedcgd.opacus.clipped_sum import FactoredGradients, Rows, SparseGradients
 
 Sampler = Callable[[Any, list[Tensor], Tensor], dict[Any, Any]]
 """(layer, its inputs, gradients of its output) → the gradients of the examples for its parameters."""
 
 MODES = ("hooks", "functorch", "ghost")
-
-
-def convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> dict[Any, Any]:
-    """What the sampler that Opacus has for `nn.Conv2d` returns, but for rounding: (examples, *shape) for each parameter.
-
-    Opacus copies each pixel to all places where the kernel meets it. For 32 channels of 32 × 32 pixels and a kernel of 3 × 3
-    that is nine times the input, 38 MB for 32 examples, which the C library asks the kernel for, and gives back, in each step.
-    """
-    registered = GradSampleModule.GRAD_SAMPLERS[nn.Conv2d]
-    if registered is not compute_conv_grad_sample or not _grouping_pays(layer, activations[0], backprops):
-        found: dict[Any, Any] = registered(layer, activations, backprops)
-        return found
-    rows = convolution_gradients(layer, activations[0], backprops)
-    return {getattr(layer, part): row for part, row in rows.items()}
-
-
-def _grouping_pays(layer: nn.Conv2d, inputs: Tensor, backprops: Tensor) -> bool:
-    """Whether one grouped convolution can do it, and the unfolded input is larger than the gradients of the weight."""
-    return (
-        inputs.dim() == backprops.dim() == 4
-        and len(inputs) > 0
-        and inputs.device.type == "cpu"
-        and inputs.dtype == backprops.dtype == torch.float32
-        and layer.weight.requires_grad
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-        and backprops[0, 0].numel() * layer.groups > layer.out_channels
-    )
 
 
 def _linear(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Any, Rows]:
@@ -98,10 +67,10 @@ class _OwnHooks:
     use_reentrant=False) runs its forward pass again, and leave backward passes of a layer in eval mode alone.
     """
 
-    GRAD_SAMPLERS: ClassVar = ChainMap({nn.Conv2d: convolution}, GradSampleModule.GRAD_SAMPLERS)
     mode = ""
     short_forms: dict[Any, Sampler]
     hooks_enabled: bool
+    GRAD_SAMPLERS: dict[Any, Sampler]
     force_functorch: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
 

@@ -57,6 +57,8 @@ class _Limits:
     """How often a doubt is looked at again."""
     examples: int = 8
     """How many examples `collate_fn` is given."""
+    rows: int = 8
+    """How many examples of a batch are looked at: what meets in a batch of 64 meets in one of 8, for an eighth of the time."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Of what `collate_fn` draws."""
 
@@ -122,6 +124,8 @@ class _Trace:
     parameters: list[str]
     norms: Tensor
     """Of the gradients of each row, by parameter: float64, shape (rows, parameters)."""
+    rows: set[int]
+    """How many rows there are of the gradients of each parameter."""
     shapes: list[Any]
     """Of what all layers give."""
 
@@ -155,16 +159,43 @@ class IndependenceProbe:
         self._batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, batch)
         sizes = [t.shape[batch_dim] for t in tensors_of(batch) if t.dim() > batch_dim]
         self._rows = max(sizes[:1], default=0) if rows is None else rows
-        enough = self._rows >= 2 * copies and self._rows % copies == 0
-        shortest = _shortest(self._batch, batch_dim, self._rows) // copies
-        sources = replacements(self._rows, copies, shortest) if enough else []
-        self._others = [(self._with_rows(source), source != torch.arange(self._rows)) for source in sources]
-        self.tells = bool(self._others) and not _equal(self._batch, self._others[0][0])
+        self._copies, self._whole = copies, (self._batch, self._rows)
+        if self._rows % copies == 0 and _rows_are_all(batch, batch_dim, self._rows):
+            self._take(*self._few())
+        else:
+            self._take(*self._whole)
+
+    def _take(self, batch: Any, rows: int) -> None:
+        """Look at `batch`, and at others in which some rows are replaced."""
+        self._batch, self._rows, copies = batch, rows, self._copies
+        enough = rows >= 2 * copies and rows % copies == 0
+        sources = replacements(rows, copies, _shortest(batch, self._dim, rows) // copies) if enough else []
+        self._others = [(self._with_rows(source), source != torch.arange(rows)) for source in sources]
+        self.tells = bool(self._others) and not _equal(batch, self._others[0][0])
         """Whether the replaced rows are others than before, so that something can be seen on the way forward."""
+
+    def _few(self) -> tuple[Any, int]:
+        """The first examples of the batch, the last and the shortest, and how many rows they have."""
+        examples = self._rows // self._copies
+        kept = {examples - 1, _shortest(self._batch, self._dim, self._rows) // self._copies}
+        kept |= set(range(min(examples, _LIMITS.rows - len(kept))))
+        source = (torch.tensor(sorted(kept))[:, None] * self._copies + torch.arange(self._copies)).flatten()
+        return self._with_rows(source), len(source)
+
+    def _plain(self) -> _Trace:
+        """What the model makes of the batch: of a few examples, unless it gives them another number of rows than they are."""
+        if self._rows < self._whole[1]:
+            with suppress(RuntimeError, ValueError):  # it takes batches of this size alone
+                found = self._trace(self._batch)
+                if found.rows <= {self._rows}:
+                    return found
+            self._take(*self._whole)
+        return self._trace(self._batch)
 
     def check(self) -> None:
         """Raise CrossExampleLeakError if examples meet; warn where that cannot be told."""
-        plain, repeats = self._trace(self._batch), [self._trace(self._batch) for _ in range(2)]
+        plain = self._plain()
+        repeats = [self._trace(self._batch) for _ in range(2)]
         if any(again.shapes != plain.shapes or _outputs_differ(plain, again) for again in repeats):
             warnings.warn(
                 "the model gave another value for the same batch and the same random numbers: it draws numbers of its own, or "
@@ -302,10 +333,17 @@ class IndependenceProbe:
                 if "BackwardHookFunction" in str(error):
                     raise InPlaceError from error
                 raise
-            made = [] if hooks is None else self._gradients(module, outputs, replaced)
+            found = [] if hooks is None else self._gradients(module, outputs, replaced)
+            made = [(name, one) for name, one in found if len(one) == self._rows]  # others the step refuses
             norms = [norms_of(one)[:, None] for _, one in made]
+        for p in (
+            module.parameters()
+        ):  # hooks hold the copy in a circle, and with it rows that the collector would find late
+            vars(p).clear()
         table = torch.cat(norms, dim=1) if norms else torch.zeros(self._rows, 0, dtype=torch.float64)
-        return _Trace([t.detach() for t in outputs], [name for name, _ in made], table, shapes)
+        return _Trace(
+            [t.detach() for t in outputs], [name for name, _ in made], table, {len(one) for _, one in found}, shapes
+        )
 
     def _gradients(
         self, module: nn.Module, outputs: Sequence[Tensor], replaced: Tensor | None
@@ -322,8 +360,7 @@ class IndependenceProbe:
             torch.autograd.backward(
                 outputs, slopes
             )  # some have none in this way, as checkpoints that are entered again
-        named = [(name, one) for name, p in module.named_parameters() if p.requires_grad for one in passes_of(p)]
-        return [(name, one) for name, one in named if len(one) == self._rows]  # others the step refuses
+        return [(name, one) for name, p in module.named_parameters() if p.requires_grad for one in passes_of(p)]
 
     def _with_rows(self, source: Tensor) -> Any:
         """The batch, whose row i is row `source[i]`."""
@@ -471,6 +508,15 @@ def _shortest(batch: Any, dim: int, rows: int) -> int:
             flat = value.movedim(dim, 0).reshape(rows, -1)
             repeated += sum((flat == flat[:, end : end + 1]).sum(1).cpu() for end in (0, flat.shape[1] - 1))
     return int(repeated.argmax())
+
+
+def _rows_are_all(batch: Any, dim: int, rows: int) -> bool:
+    """Whether all that `batch` has is tensors with a row for each example: then some rows of it are a batch as well."""
+    return rows > 0 and all(
+        value is None
+        or (isinstance(value, Tensor) and (value.dim() == 0 or (value.dim() > dim and value.shape[dim] == rows)))
+        for value in tree_flatten(batch)[0]
+    )
 
 
 def _turned(batch: Any, dim: int) -> Any:

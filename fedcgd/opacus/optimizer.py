@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -17,8 +17,7 @@ from fedcgd.opacus.autograd_check import AutogradCheck
 from fedcgd.opacus.clipped_sum import Rows as GradientRows
 from fedcgd.opacus.clipped_sum import add_clipped, check_passes, passes_of
 from fedcgd.opacus.ghost import forget_samples
-from fedcgd.opacus.private_run import PrivateRun
-from fedcgd.opacus.rounds import PendingRound, Rounds, StepError
+from fedcgd.opacus.rounds import PendingRound, PrivateRun, Rounds, StepError
 from fedcgd.participation.samplings import Rows
 
 _PLANNED = ("max_grad_norm", "noise_multiplier", "expected_batch_size")
@@ -103,7 +102,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def pre_step(self, closure: Callable[[], float] | None = None) -> bool:
         """Clip and add to the round's sum; if the batch is complete, release it into `grad` and return True."""
         try:
-            with self._ranks.telling_failures():
+            with nullcontext() if self._ranks is None else self._ranks.telling_failures():
                 pending = self._rounds.pending
                 self._clip_and_sum(pending)
                 skipped = bool(pending.skips) and pending.skips.pop(0)
@@ -139,7 +138,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _release(self, total: Tensor, rows: Rows) -> bool:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
-        if self._ranks.count > 1:
+        if self._ranks is not None:
             releases = self._rounds.releases
             self._ranks.agree({
                 "which rounds are released": (releases.run, releases.count, releases.nonces[-1:], self._rounds.next),

@@ -113,31 +113,8 @@ def plan_of(
     sampling: str | None,
     groups: int | None,
 ) -> Plan:
-    """What `make` makes of `epochs` epochs of `steps` steps. Without a `sampling` it is Opacus' default, Poisson.
-
-    Raises ValueError for what is not accounted for.
-    """
-
-    def plan(sampling: str) -> Plan:
-        return make(participation_of(steps, epochs, sampling, groups))
-
-    try:
-        return plan(sampling or "poisson")
-    except ValueError as error:
-        if sampling is not None:
-            raise
-        try:
-            fixed_split = plan("none")
-        except ValueError:  # then it is not the sampling that is wrong
-            raise error from None
-        raise ValueError(
-            f"the default of Opacus is Poisson sampling, and here that cannot be: {error}. Say which sampling to use:\n"
-            "  sampling='none' (also poisson_sampling=False), a fixed split, which anybody may know: noise_multiplier "
-            f"{fixed_split.noise_multiplier:.4g}\n"
-            "  sampling='balls-in-bins', each example in one secret random batch of each epoch: less noise, found in seconds to "
-            "minutes\n"
-            "  sampling='cyclic-poisson' with groups=, for banded mechanisms; sampling='poisson' for DP-SGD"
-        ) from None
+    """What `make` makes of `epochs` epochs of `steps` steps. Without a `sampling` it is Opacus' default, Poisson."""
+    return make(participation_of(steps, epochs, sampling or "poisson", groups))
 
 
 def participation_of(steps: int, epochs: int, sampling: str, groups: int | None) -> Participation:

@@ -1,16 +1,71 @@
-"""The rounds of a run: what may happen between the loader that issues a batch and the step that releases it."""
+"""A run as one value, and its rounds: what may happen between the loader that issues a batch and the step that releases it."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from torch import Tensor
+from torch import Tensor, nn, optim
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
+from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import Releases
-from fedcgd.opacus.overlap import RunExamples
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus.ghost import remove_sample_hooks
 from fedcgd.participation.samplings import Rows
 from fedcgd.plan import Plan
 
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientSettings:
+    """How gradients of examples are made, by the arguments of `make_private`."""
+
+    mode: str
+    batch_first: bool
+    loss_reduction: Literal["mean", "sum"]
+    wrap_model: bool
+    copies: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """The batches of an epoch: of `examples`, in `steps` rounds of so many `parts` on all processes together."""
+
+    examples: int
+    steps: int
+    parts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateRun:
+    """What is known of a run when everything that could be refused has been accepted."""
+
+    module: nn.Module
+    """The model itself, without Opacus' wrapper."""
+    optimizer: optim.Optimizer
+    """That of the program, of all that is trained."""
+    plan: Plan
+    key: NoiseKey
+    gradients: GradientSettings
+    epoch: Epoch
+    ranks: Ranks | None
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that move, in the order of the optimizer."""
+        return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+    def facts(self, data_loader: DataLoader[Any]) -> dict[str, object]:
+        """What has to be the same on all ranks, by what an error calls it."""
+        return {
+            "the plan": repr(self.plan),
+            "the key": self.key.fingerprint,
+            "the parameters": [(name, p.shape, p.dtype, p.requires_grad) for name, p in self.module.named_parameters()],
+            "how batches are made": (self.epoch, data_loader.batch_size, type(data_loader.sampler).__name__),
+            "how gradients are made": self.gradients,
+        }
 
 
 class StepError(RuntimeError):
@@ -48,10 +103,9 @@ class Rounds:
     Args:
         plan: that of the run.
         releases: where sums get their noise.
-        examples: of the run, to tell of other runs over them; None says nothing.
     """
 
-    def __init__(self, plan: Plan, releases: Releases, examples: RunExamples | None) -> None:
+    def __init__(self, plan: Plan, releases: Releases) -> None:
         self.plan, self.releases = plan, releases
         self.next = 0
         """The round of the next step: one that is released already is computed again."""
@@ -59,7 +113,7 @@ class Rounds:
         """The number of the loop over the loader that began last: only it is given batches."""
         self.listener: Any = None
         """The private optimizer: `on_batch` forgets what is left of an earlier round, `on_part` adds what is there to the sum."""
-        self._examples, self._ended = examples, False
+        self._ended = False
         self._pending: PendingRound | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,8 +130,6 @@ class Rounds:
             StepError: after the last round.
         """
         self._check_not_finished()
-        if self._examples is not None:
-            self._examples.warn_once(self.releases.run)
         self.loop += 1
         return self.loop
 
@@ -176,9 +228,6 @@ class Rounds:
             self.next = self.releases.count
             return None
         self.next += 1
-        if self._examples is not None and self.releases.count == 1:
-            self._examples.note_release(self.releases.run)
-            self._examples.warn_once(self.releases.run)  # where two loops began together
         return noised
 
     def abandon(self) -> None:
@@ -209,3 +258,36 @@ class Rounds:
                 "finished",
                 f"all {rounds} rounds of the plan have been released; plan for more epochs, and make another engine, to train on",
             )
+
+
+@dataclass
+class _Attachment:
+    module: "ReferenceType[nn.Module]"
+    handles: list[RemovableHandle]
+    rounds: "ReferenceType[Any]"
+
+
+_attached: WeakKeyDictionary[nn.Module, _Attachment] = WeakKeyDictionary()
+"""By each layer of the models that are private; nothing in it keeps a model."""
+
+
+def attach(module: nn.Module, handles: list[RemovableHandle], rounds: Any) -> None:
+    """Note what belongs to the run of these `rounds`, whose model `module` is."""
+    attachment = _Attachment(ref(module), handles, ref(rounds))
+    for layer in module.modules():
+        _attached[layer] = attachment
+
+
+def detach_earlier_runs(module: nn.Module) -> int:
+    """End the runs that `module` or parts of it belong to, and take off their hooks; how many rounds they have released."""
+    found = {id(one): one for layer in module.modules() if (one := _attached.pop(layer, None)) is not None}
+    released = 0
+    for attachment in found.values():
+        for handle in attachment.handles:
+            handle.remove()
+        if (owner := attachment.module()) is not None and owner is not module:  # they share layers
+            remove_sample_hooks(owner)
+        if (rounds := attachment.rounds()) is not None:
+            released += rounds.releases.count
+            rounds.end()
+    return released

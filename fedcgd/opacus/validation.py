@@ -19,8 +19,7 @@ from torch.utils.data import (
 
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.overlap import origins_of
-from fedcgd.opacus.private_run import Epoch
+from fedcgd.opacus.rounds import Epoch
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (
@@ -76,9 +75,19 @@ def _repeated(dataset: Any) -> list[int]:
     """Which examples of `dataset` are one example of the data sets that it was made from, again."""
     if not isinstance(dataset, Subset | ConcatDataset):
         return []
-    origins = origins_of(dataset)
+    origins = _origins_of(dataset)
     last = {origin: i for i, origin in enumerate(origins)}
     return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
+
+
+def _origins_of(dataset: Any) -> list[tuple[int, int]]:
+    """For each example: (which data set without parts, its index there)."""
+    if isinstance(dataset, ConcatDataset):
+        return [origin for part in dataset.datasets for origin in _origins_of(part)]
+    if isinstance(dataset, Subset):
+        whole = _origins_of(dataset.dataset)
+        return [whole[int(i)] for i in dataset.indices]
+    return [(id(dataset), i) for i in range(len(dataset))]
 
 
 def check_fits(participation: Participation, epoch: Epoch) -> None:
@@ -144,9 +153,8 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
         raise TypeError(
             "LBFGS computes gradients several times a step, and a round is released once; take another optimizer"
         )
+    refuse_batch_statistics(module)
     for name, layer in module.named_modules():
-        if not _has_fixed_statistics(layer):
-            _refuse_statistics(name, layer)
         if getattr(layer, "max_norm", None) is not None:
             raise ValueError(
                 f"{name!r} has max_norm: it changes the embeddings of the tokens that it sees, without clipping or noise"
@@ -167,28 +175,6 @@ def _refuse_other_processes(module: nn.Module) -> None:
                 "opacus.distributed.DifferentiallyPrivateDistributedDataParallel around the whole model, once, in a process for "
                 "each device; a model in fully_shard is trained by fedcgd.central.PrivateGradient"
             )
-
-
-def _has_fixed_statistics(layer: nn.Module) -> bool:
-    """Whether it is a normalisation that is frozen: in eval mode, with running statistics and no trained parameter."""
-    return (
-        isinstance(layer, nn.modules.batchnorm._NormBase)
-        and not layer.training
-        and layer.track_running_stats
-        and not _is_trained(layer)
-    )
-
-
-def _refuse_statistics(name: str, layer: nn.Module) -> None:
-    try:
-        if isinstance(layer, nn.modules.batchnorm._NormBase):
-            refuse_batch_statistics(layer)
-    except ValueError:
-        raise ValueError(
-            f"module {name!r} is {type(layer).__name__}, whose statistics mix examples without clipping; use GroupNorm, or "
-            "opacus.validators.ModuleValidator.fix(model); a pretrained one may stay as it is if its parameters are frozen and "
-            "it is in eval mode (layer.eval(), again after each module.train())"
-        ) from None
 
 
 def _is_trained(layer: nn.Module) -> bool:

@@ -8,14 +8,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import scipy
 
 from fedcgd.mechanisms import Dense
-from fedcgd.mechanisms.dense import transposed_bands
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-from fedcgd.mechanisms.toeplitz import power_coefficients
+from fedcgd.mechanisms.toeplitz import divided, power_coefficients, solved
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
-from fedcgd.optimisation import Progress
 from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
@@ -29,7 +26,6 @@ def band_mf(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
-    progress: Progress | None = None,
 ) -> Dense:
     """The p-banded C with unit columns of least RMSE for participations at least p apart, by L-BFGS from BSR's columns.
 
@@ -38,7 +34,7 @@ def band_mf(
     """
     _check_error("band-mf", error)
     check_bandwidth("band-mf", bandwidth, participation)
-    return _optimise("band-mf", bandwidth, participation.rounds, workload, progress)
+    return _optimise("band-mf", bandwidth, participation.rounds, workload)
 
 
 def dense(
@@ -46,7 +42,6 @@ def dense(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
-    progress: Progress | None = None,
 ) -> Dense:
     """The lower-triangular C with unit columns of least RMSE (Denisov et al., 2022): all diagonals for one participation.
 
@@ -58,7 +53,7 @@ def dense(
     if n > 2048:
         raise ValueError(f"dense is limited to 2048 rounds, got {n}; band-mf and banded-toeplitz go further")
     bands = n if participation.participations == 1 else participation.min_separation
-    return _optimise("dense", bands, n, workload, progress)
+    return _optimise("dense", bands, n, workload)
 
 
 def _check_error(name: str, error: Objective) -> None:
@@ -103,7 +98,7 @@ def unit_columns(name: str, rounds: int, bandwidth: int) -> tuple[Callable[[Vect
     return band, np.tile(np.concatenate([[0.0], power_coefficients(p, -0.5)[1:]]), (n, 1)).reshape(-1)
 
 
-def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Dense:
+def _optimise(name: str, p: int, n: int, workload: Workload) -> Dense:
     band, start = unit_columns(name, n, p)
 
     def objective(x: Vector) -> tuple[float, Vector]:
@@ -111,42 +106,41 @@ def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress 
         value, gradient = error_and_gradient(entries, workload)
         return math.log(value), back(gradient / value)
 
-    x, _ = minimise(objective, start, tolerance=1e-10, progress=progress)
+    x, _ = minimise(objective, start, tolerance=1e-10)
     return Dense(name, band(x)[0])
 
 
 def error_and_gradient(band: Matrix, workload: Workload = PREFIX_SUMS) -> tuple[float, Matrix]:
-    """‖A·C⁻¹‖²_F/n and its derivative by each band[j, l], both shape as `band`.
-
-    Column by column: X = C⁻¹E, Y = AX, U = C⁻ᵀAᵀY; then d‖Y‖²/dC = −2·U·Xᵀ, of which only the band is needed.
-    """
-    n, p = band.shape
-    lower = np.ascontiguousarray(band.T)  # row l: the l-th diagonal, as LAPACK wants it
-    upper = transposed_bands(band)
+    """‖A·C⁻¹‖²_F/n and its derivative by each band[j, l], shape as `band`; a few rows of A at a time."""
+    n, rates = len(band), workload.rates(len(band))[:, None]
     total, gradient = 0.0, np.zeros_like(band)
-    rates = workload.rates(n)[:, None]
     step = max(1, min(n, EFFORT.chunk // n))
     for start in range(0, n, step):
-        stop = min(n, start + step)
-        # Columns from `start` on vanish above row `start`.
-        rows = n - start
-        unit = np.zeros((rows, stop - start))
-        unit[np.arange(stop - start), np.arange(stop - start)] = 1
-        x = scipy.linalg.solve_banded((p - 1, 0), lower[:, start:], unit, overwrite_b=True, check_finite=False)
-        y = np.cumsum(rates[start:] * _momentum(x, workload.momentum), axis=0)
-        total += float(np.vdot(y, y))
-        back = _momentum((rates[start:] * np.cumsum(y[::-1], axis=0)[::-1])[::-1], workload.momentum)[::-1]
-        u = scipy.linalg.solve_banded((0, p - 1), upper[:, start:], back, check_finite=False)
-        for lag in range(min(p, rows)):
-            gradient[start : n - lag, lag] -= 2 * np.einsum("ij,ij->i", u[lag:], x[: rows - lag])
+        stop = min(n, start + step)  # these rows of A vanish from column `stop` on
+        rows = rates[:stop] * (np.arange(stop)[:, None] <= np.arange(start, stop))
+        rows = divided(np.array([1.0, -workload.momentum]), rows[::-1])[::-1]
+        square, by_band = square_and_gradient(band[:stop], rows)
+        total += square
+        gradient[:stop] += by_band
     return total / n, gradient / n
 
 
-def _momentum(x: Matrix, momentum: float) -> Matrix:
-    """M·x with M[i, j] = momentum^(i − j)."""
-    if momentum == 0:
-        return x
-    result = np.array(x)
-    for row in range(1, len(result)):
-        result[row] += momentum * result[row - 1]
-    return result
+def square_and_gradient(band: Matrix, form: Matrix) -> tuple[float, Matrix]:
+    """‖C⁻ᵀL‖² and its derivative by the band of C.
+
+    With X = C⁻ᵀL and U = C⁻¹X the derivative of ‖X‖² by C[i, j] is −2·⟨X[i], U[j]⟩.
+
+    Args:
+        band: C[j + l, j] at [j, l], shape (n, p).
+        form: L, shape (n, r).
+
+    Returns:
+        The number, and the derivative, shape (n, p).
+    """
+    n, p = band.shape
+    x = solved(band, form, transposed=True)
+    u = solved(band, x)
+    gradient = np.zeros((n, p))
+    for lag in range(min(n, p)):
+        gradient[: n - lag, lag] = -2 * np.einsum("ij,ij->i", x[lag:], u[: n - lag])
+    return float(np.vdot(x, x)), gradient

@@ -8,7 +8,7 @@ limited history stops, at a point that depends on the last bit of each product.
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.optimisation import Progress
+from fedcgd.optimisation import PROGRESS
 from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.lbfgs import Objective
 
@@ -20,7 +20,6 @@ def minimise_with_kinks(
     iterations: int = 2000,
     window: int = 50,
     tolerance: float = 1e-12,
-    progress: Progress | None = None,
 ) -> tuple[Vector, float]:
     """(argument, value) of a local minimum of `objective` near `start`, in O(d²) memory for d numbers.
 
@@ -32,14 +31,13 @@ def minimise_with_kinks(
         iterations: the most that are done.
         window: it ends when so many iterations gain less than `tolerance`, relatively.
         tolerance: as `window` says.
-        progress: is told the iterations done and the best value, every 20 iterations and at the end.
     """
     x = np.array(start, np.float64)
     value, gradient = objective(x)
     if not len(x):
         return x, value
     inverse_hessian = np.eye(len(x)) / max(float(np.linalg.norm(gradient)), 1e-300)
-    values = [value]
+    values, report = [value], PROGRESS.get()
     while len(values) <= iterations:
         step = -inverse_hessian @ gradient
         found = _line_search(objective, x, step, value, float(step @ gradient))
@@ -56,12 +54,11 @@ def minimise_with_kinks(
         inverse_hessian += (slope + float(changed @ turned)) / slope**2 * np.outer(moved, moved)
         inverse_hessian -= (np.outer(turned, moved) + np.outer(moved, turned)) / slope
         values.append(value)
-        if progress is not None and len(values) % EFFORT.report == 0:
-            progress(len(values), value)
+        if len(values) % EFFORT.report == 0:
+            report(len(values), value)
         if len(values) > window and values[-window] - value <= tolerance * abs(value):
             break
-    if progress is not None:
-        progress(len(values), value)
+    report(len(values), value)
     return x, value
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import Field, asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import partial
@@ -16,30 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from fedcgd.mechanisms import (
-    BIFR,
-    BISR,
-    BLT,
-    BSR,
-    DPSGD,
-    BandedToeplitz,
-    BandInvMF,
-    BinaryTree,
-    Dense,
-    Diagonal,
-    LambdaCGD,
-    LambdaMuCGD,
-    Mechanism,
-    Normalized,
-    NuDPFTRL,
-    SquareRootToeplitz,
-    Toeplitz,
-)
-from fedcgd.mechanisms.mechanism import Matrix, bandwidth
+from fedcgd import mechanisms
+from fedcgd.mechanisms import Mechanism, Normalized, Toeplitz
+from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.native.threads import one_thread
-from fedcgd.optimisation import Progress, banded, fitted, toeplitz
+from fedcgd.optimisation import PROGRESS, Progress, banded, fitted, toeplitz
 from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.participation import Participation
@@ -66,9 +50,13 @@ class Parameter:
 
 
 def _bands(mechanism: Any) -> int:
-    if isinstance(mechanism, Dense):
+    if isinstance(mechanism, mechanisms.Dense):
         return int(mechanism.band.shape[1])
-    return len(mechanism.values) if isinstance(mechanism, BandInvMF | BandedToeplitz) else int(mechanism.bands)
+    return (
+        len(mechanism.values)
+        if isinstance(mechanism, mechanisms.BandInvMF | mechanisms.BandedToeplitz)
+        else int(mechanism.bands)
+    )
 
 
 LAMBDA = Parameter("λ", "the part of the last round's noise that is cancelled, in [0, 1)", float, lambda m: m.lam)
@@ -87,8 +75,8 @@ class Row:
     """A mechanism of the table: its name, its class, a line of help, and the numbers it takes, in the order of its spelling.
 
     Without `optimise` the numbers make the mechanism: `cls(0.9)`, `cls(3, 0.7)`. With it, the mechanism is found for a run:
-    `optimise(*numbers, participation, error=…, workload=…, progress=…)`. Where a curvature is known the mechanism is found for it
-    by `fit(*numbers, participation, quadratic=…, progress=…)`, with `normalized=True` for the best of those whose normalised form
+    `optimise(*numbers, participation, error=…, workload=…)`. Where a curvature is known the mechanism is found for it by
+    `fit(*numbers, participation, quadratic=…)`, with `normalized=True` for the best of those whose normalised form
     is used; one number alone that is no count (λ, ν) is what is found then, if it is left open.
     """
 
@@ -107,7 +95,7 @@ class Row:
     @property
     def is_banded(self) -> bool:
         """Whether C has no more bands than it is told."""
-        return issubclass(self.cls, BandedToeplitzMechanism | Dense)
+        return issubclass(self.cls, BandedToeplitzMechanism | mechanisms.Dense)
 
     @property
     def spelling(self) -> str:
@@ -123,27 +111,27 @@ class Row:
 TABLE: dict[str, Row] = {
     row.name: row
     for row in (
-        Row("dp-sgd", DPSGD, "independent noise"),
-        Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", (LAMBDA,),
+        Row("dp-sgd", mechanisms.DPSGD, "independent noise"),
+        Row("lambda-cgd", mechanisms.LambdaCGD, "cancels the part λ of the noise of the round before", (LAMBDA,),
             fit=fitted.lambda_cgd),
-        Row("lambda-mu", LambdaMuCGD, "λ-CGD twice: cancels parts of the noise of two rounds before", TWO_LAMBDAS),
-        Row("bisr", BISR, "the inverse square root, cut to p bands", (BANDS,)),
-        Row("bifr", BIFR, "the inverse power γ, cut to p bands", (BANDS, GAMMA)),
-        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", (BANDS,),
+        Row("lambda-mu", mechanisms.LambdaMuCGD, "λ-CGD twice: cancels parts of the noise of two rounds before", TWO_LAMBDAS),
+        Row("bisr", mechanisms.BISR, "the inverse square root, cut to p bands", (BANDS,)),
+        Row("bifr", mechanisms.BIFR, "the inverse power γ, cut to p bands", (BANDS, GAMMA)),
+        Row("band-inv-mf", mechanisms.BandInvMF, "an inverse of p bands, optimised", (BANDS,),
             toeplitz.band_inv_mf, toeplitz.band_inv_mf),
-        Row("bsr", BSR, "the square root, cut to p bands", (BANDS,)),
-        Row("band-mf", Dense, "p bands, every entry optimised", (BANDS,), banded.band_mf),
-        Row("noise-curve", Dense, "p bands, every entry fitted to a curvature", (BANDS,),
+        Row("bsr", mechanisms.BSR, "the square root, cut to p bands", (BANDS,)),
+        Row("band-mf", mechanisms.Dense, "p bands, every entry optimised", (BANDS,), banded.band_mf),
+        Row("noise-curve", mechanisms.Dense, "p bands, every entry fitted to a curvature", (BANDS,),
             fit=noise_curve),
-        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", (BANDS,),
+        Row("banded-toeplitz", mechanisms.BandedToeplitz, "p constant bands, optimised", (BANDS,),
             toeplitz.banded_toeplitz, toeplitz.banded_toeplitz),
-        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", (BUFFERS,),
+        Row("blt", mechanisms.BLT, "a sum of d exponentials, optimised; keeps d buffers", (BUFFERS,),
             toeplitz.blt, toeplitz.blt),
-        Row("toeplitz", SquareRootToeplitz, "the square root of the prefix sum"),
-        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", (NU,), fit=fitted.nu_dp_ftrl),
-        Row("tree", BinaryTree, "binary-tree aggregation"),
-        Row("dense", Dense, "all entries optimised, for at most 2048 rounds", (), banded.dense),
-        Row("diagonal", Diagonal, "independent noise that falls from round to round"),
+        Row("toeplitz", mechanisms.SquareRootToeplitz, "the square root of the prefix sum"),
+        Row("nu-dp-ftrl", mechanisms.NuDPFTRL, "the square root, damped by ν", (NU,), fit=fitted.nu_dp_ftrl),
+        Row("tree", mechanisms.BinaryTree, "binary-tree aggregation"),
+        Row("dense", mechanisms.Dense, "all entries optimised, for at most 2048 rounds", (), banded.dense),
+        Row("diagonal", mechanisms.Diagonal, "independent noise that falls from round to round"),
     )
 }  # fmt: skip
 
@@ -267,9 +255,9 @@ def mechanism(
         participation = Participation(rounds=participation.rounds, min_separation=participation.spacing)
     row, optimise = asked.row, asked.row.optimise
     if asked.made is not None:
-        bandwidth(asked.made, participation.rounds)  # refuses another number of rounds than a matrix was made for
+        asked.made.bandwidth(participation.rounds)  # refuses another number of rounds than a matrix was made for
         return asked.made
-    if asked.normalized and row.cls is Dense:
+    if asked.normalized and row.cls is mechanisms.Dense:
         raise _no_normalisation(row.name)
     fit = row.fit if curvature is not None and (asked.is_open or not row.finds_number) else None
     if asked.is_open and not (fit and row.finds_number):
@@ -295,19 +283,20 @@ def mechanism(
         request["spectrum"], request["learning_rate"] = curvature.spectrum.digest, curvature.learning_rate
         options: dict[str, Any] = {"normalized": True} if asked.normalized else {}
         request |= options
-        make: Callable[[], Mechanism] = partial(
-            fit, *asked.values, participation, quadratic=curvature, progress=progress, **options
-        )
+        make: Callable[[], Mechanism] = partial(fit, *asked.values, participation, quadratic=curvature, **options)
     elif optimise:
         request["error"], request["workload"] = error, asdict(workload)
-        make = partial(optimise, *asked.values, participation, error=error, workload=workload, progress=progress)
+        make = partial(optimise, *asked.values, participation, error=error, workload=workload)
     else:
         made: Mechanism = row.cls(*asked.values)
         return _normalized(made) if asked.normalized else made
     description = cache.load(request)
     if description is None:
+        context = copy_context()
+        if progress is not None:
+            context.run(PROGRESS.set, progress)
         with one_thread():
-            description = describe(make())
+            description = describe(context.run(make))
         cache.store(request, description)
     found = from_description(description)
     return _normalized(found) if asked.normalized else found
@@ -334,7 +323,7 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
             f"mechanism {mechanism.name!r} is not one of {', '.join(TABLE)}, and no file or ledger can hold it; BandedToeplitz "
             "takes coefficients of your own, BandInvMF those of a C⁻¹ with few, and Dense a matrix"
         )
-    if isinstance(mechanism, Dense):
+    if isinstance(mechanism, mechanisms.Dense):
         packed = zlib.compress(mechanism.band.astype("<f8").tobytes())
         return {"name": mechanism.name, "shape": list(mechanism.band.shape), "band": base64.b64encode(packed).decode()}
     numbers = {field.name: getattr(mechanism, field.name) for field in fields(TABLE[mechanism.name].cls)}
@@ -345,10 +334,14 @@ def from_description(description: dict[str, Any]) -> Mechanism:
     """The mechanism that `describe` described. Raises ValueError for an unknown name, and for what it cannot have written."""
     name = conform(description, {"name": str, str: object}, "a mechanism")["name"]
     cls = row_of(name).cls
-    parts = {"shape": [int], "band": str} if cls is Dense else {field.name: _form(field) for field in fields(cls)}
+    parts = (
+        {"shape": [int], "band": str}
+        if cls is mechanisms.Dense
+        else {field.name: _form(field) for field in fields(cls)}
+    )
     numbers = conform(description, {"name": str, "normalize": Optional(bool), **parts}, f"mechanism {name}")
-    if cls is Dense:
-        mechanism: Mechanism = Dense(name, _unpacked(numbers["band"], numbers["shape"]))
+    if cls is mechanisms.Dense:
+        mechanism: Mechanism = mechanisms.Dense(name, _unpacked(numbers["band"], numbers["shape"]))
     else:
         values = (numbers[part] for part in parts)
         mechanism = cls(*(tuple(value) if isinstance(value, list) else value for value in values))

@@ -13,9 +13,8 @@ import numpy as np
 import scipy
 
 from fedcgd.mechanisms import LambdaCGD, Normalized, NuDPFTRL
-from fedcgd.mechanisms.mechanism import Toeplitz
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.optimisation import Progress
+from fedcgd.mechanisms.toeplitz import Toeplitz
 from fedcgd.optimisation.effort import EFFORT
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
@@ -24,44 +23,37 @@ from fedcgd.quadratic.loss import final_loss
 OneNumber = TypeVar("OneNumber", LambdaCGD, NuDPFTRL)
 
 
-def lambda_cgd(
-    participation: Participation, *, quadratic: Quadratic, normalized: bool = False, progress: Progress | None = None
-) -> LambdaCGD:
+def lambda_cgd(participation: Participation, *, quadratic: Quadratic, normalized: bool = False) -> LambdaCGD:
     """The λ of least loss at equal privacy, by a search on the scale 1/(1 − λ); 0 (DP-SGD) if nothing is better.
 
     Args:
         participation: (n, k, b); its sampling does not count.
         quadratic: what is descended on, and how.
         normalized: whether the sensitivity is that of the column-normalised form.
-        progress: is called with how far the search is: iterations, and the objective.
     """
     error: Callable[[Toeplitz], float] = partial(_log_error, participation, quadratic, normalized)
     longest = math.log(4.0 * participation.rounds + 4.0)
-    found = _search(lambda x: LambdaCGD(-math.expm1(-x)), (0.0, longest), error, progress)
+    found = _search(lambda x: LambdaCGD(-math.expm1(-x)), (0.0, longest), error)
     return min(LambdaCGD(0.0), found, key=error)
 
 
-def nu_dp_ftrl(
-    participation: Participation, *, quadratic: Quadratic, normalized: bool = False, progress: Progress | None = None
-) -> NuDPFTRL:
+def nu_dp_ftrl(participation: Participation, *, quadratic: Quadratic, normalized: bool = False) -> NuDPFTRL:
     """The ν of least loss at equal privacy, by a search on a logarithmic scale.
 
     Args:
         participation: (n, k, b); its sampling does not count.
         quadratic: what is descended on, and how.
         normalized: whether the sensitivity is that of the column-normalised form.
-        progress: is called with how far the search is: iterations, and the objective.
     """
     error: Callable[[Toeplitz], float] = partial(_log_error, participation, quadratic, normalized)
     ends = (math.log(1e-2 / participation.rounds), math.log(1 - 1e-6))
-    return _search(lambda x: NuDPFTRL(math.exp(x)), ends, error, progress)
+    return _search(lambda x: NuDPFTRL(math.exp(x)), ends, error)
 
 
 def _search(
     make: Callable[[float], OneNumber],
     ends: tuple[float, float],
     error: Callable[[OneNumber], float],
-    progress: Progress | None,
 ) -> OneNumber:
     """The best on a grid, then by a bounded search between the neighbours of its best point."""
 
@@ -70,8 +62,6 @@ def _search(
 
     grid = np.linspace(*ends, EFFORT.grid)
     least = int(np.argmin([at(float(x)) for x in grid]))
-    if progress is not None:
-        progress(EFFORT.grid, at(float(grid[least])))
     bounds = (float(grid[max(least - 1, 0)]), float(grid[min(least + 1, EFFORT.grid - 1)]))
     return make(float(scipy.optimize.minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-5}).x))
 

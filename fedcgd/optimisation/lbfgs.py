@@ -6,7 +6,7 @@ import numpy as np
 import scipy
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.optimisation import Progress
+from fedcgd.optimisation import PROGRESS
 from fedcgd.optimisation.effort import EFFORT
 
 Objective = Callable[[Vector], tuple[float, Vector]]
@@ -22,7 +22,6 @@ def minimise(
     iterations: int = 2000,
     tolerance: float = 1e-9,
     history: int = 20,
-    progress: Progress | None = None,
 ) -> tuple[Vector, float]:
     """(argument, value) of a local minimum of `objective` near `start`, whichever of all seen arguments was best.
 
@@ -34,13 +33,12 @@ def minimise(
         iterations: the most that are done.
         tolerance: it ends when 20 iterations gain less than this, relatively.
         history: how many steps the second derivatives are estimated from.
-        progress: is told the iterations done and the best value, every 20 iterations and at the end.
     """
     best = np.array(start, np.float64)
     best_value = objective(best)[0]
     if not len(best):
         return best, best_value
-    done, before = 0, best_value
+    done, before, report = 0, best_value, PROGRESS.get()
 
     def seen(x: Vector) -> tuple[float, Vector]:
         nonlocal best, best_value
@@ -54,8 +52,7 @@ def minimise(
         done += 1
         if done % EFFORT.report:
             return
-        if progress is not None:
-            progress(done, best_value)
+        report(done, best_value)
         if done >= iterations or not before - best_value > tolerance * abs(best_value):
             raise StopIteration
         before = best_value
@@ -73,6 +70,5 @@ def minimise(
         )
         if ended.status != _LINE_SEARCH_FAILED or not value - best_value > tolerance * abs(best_value):
             break
-    if progress is not None:
-        progress(done, best_value)
+    report(done, best_value)
     return best, best_value

@@ -4,13 +4,10 @@ Problem P1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Mod
 """
 
 import numpy as np
-import scipy
 
 from fedcgd.mechanisms import Dense
-from fedcgd.mechanisms.dense import solve_transposed
-from fedcgd.mechanisms.mechanism import Matrix, Vector
-from fedcgd.optimisation import Progress
-from fedcgd.optimisation.banded import check_bandwidth, unit_columns
+from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.optimisation.banded import check_bandwidth, square_and_gradient, unit_columns
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
@@ -32,7 +29,6 @@ def noise_curve(
     *,
     quadratic: Quadratic,
     barrier: float = BARRIER,
-    progress: Progress | None = None,
 ) -> Dense:
     """The p-banded C with unit columns of least `final_loss` and `barrier` for participations at least p apart, by L-BFGS.
 
@@ -45,7 +41,6 @@ def noise_curve(
         participation: (n, k, b); its sampling does not count.
         quadratic: what is descended on, and how.
         barrier: the weight of −log det(CᵀC)/n beside the loss.
-        progress: is called with how far the search is: iterations, and the objective.
 
     Raises:
         ValueError: for a larger bandwidth.
@@ -55,36 +50,15 @@ def noise_curve(
     band, start = unit_columns("noise-curve", n, bandwidth)
     form = thin_factor(quadratic, n)
 
-    unit = error_and_gradient(band(start)[0], form)[0]
+    unit = square_and_gradient(band(start)[0], form)[0]
 
     def objective(x: Vector) -> tuple[float, Vector]:
         entries, back = band(x)
-        error, gradient = error_and_gradient(entries, form)
+        error, gradient = square_and_gradient(entries, form)
         # log det CᵀC is twice the sum of the logs of the diagonal.
         gradient /= unit
         gradient[:, 0] -= barrier * 2 / (n * entries[:, 0])
         return error / unit - barrier * 2 * float(np.log(entries[:, 0]).mean()), back(gradient)
 
-    x, _ = minimise(objective, start, tolerance=1e-6, history=60, progress=progress)
+    x, _ = minimise(objective, start, tolerance=1e-6, history=60)
     return Dense("noise-curve", band(x)[0])
-
-
-def error_and_gradient(band: Matrix, form: Matrix) -> tuple[float, Matrix]:
-    """‖C⁻ᵀL‖² and its derivative by the band of C.
-
-    With X = C⁻ᵀL and U = C⁻¹X the derivative of ‖X‖² by C[i, j] is −2·⟨X[i], U[j]⟩.
-
-    Args:
-        band: C[j + l, j] at [j, l], shape (n, p).
-        form: L, shape (n, r).
-
-    Returns:
-        The number, and the derivative, shape (n, p).
-    """
-    n, p = band.shape
-    x = solve_transposed(band, form)
-    u = scipy.linalg.solve_banded((p - 1, 0), np.ascontiguousarray(band.T), x, check_finite=False)
-    gradient = np.zeros((n, p))
-    for lag in range(p):
-        gradient[: n - lag, lag] = -2 * np.einsum("ij,ij->i", x[lag:], u[: n - lag])
-    return float(np.vdot(x, x)), gradient

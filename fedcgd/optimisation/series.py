@@ -7,9 +7,9 @@ the arguments (reverse mode).
 from collections.abc import Callable
 
 import numpy as np
-import scipy
 
 from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.toeplitz import convolved, divided
 from fedcgd.optimisation.effort import EFFORT
 
 
@@ -24,11 +24,11 @@ def quotient(c: Vector, r: Vector) -> tuple[Vector, Callable[[Vector], tuple[Vec
         y, shape (n,), and `back`: derivative by y ↦ (derivative by c, shape (p,), derivative by r).
     """
     n, p = len(r), len(c)
-    y = np.asarray(scipy.signal.lfilter([1.0], c[:n], r))
+    y = divided(c, r)
 
     def back(gradient: Vector) -> tuple[Vector, Vector]:
         # The adjoint of the solve is the same solve on reversed sequences.
-        w = np.asarray(scipy.signal.lfilter([1.0], c[:n], gradient[::-1]))[::-1]
+        w = divided(c, gradient[::-1])[::-1]
         return -np.pad(correlation(w, y, min(n, p)), (0, max(p - n, 0))), w
 
     return y, back
@@ -39,5 +39,4 @@ def correlation(w: Vector, y: Vector, lags: int) -> Vector:
     n = len(y)
     if lags <= EFFORT.terms:
         return np.array([w[lag:] @ y[: n - lag] for lag in range(lags)])
-    result: Vector = scipy.signal.fftconvolve(w, y[::-1])[n - 1 : n - 1 + lags]
-    return result
+    return convolved(y, w[::-1])[::-1][:lags]

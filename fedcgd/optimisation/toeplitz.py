@@ -14,7 +14,6 @@ from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
-from fedcgd.optimisation import Progress
 from fedcgd.optimisation.bfgs import minimise_with_kinks
 from fedcgd.optimisation.effort import EFFORT
 from fedcgd.optimisation.lbfgs import minimise
@@ -32,7 +31,6 @@ def banded_toeplitz(
     workload: Workload = PREFIX_SUMS,
     quadratic: Quadratic | None = None,
     normalized: bool = False,
-    progress: Progress | None = None,
 ) -> BandedToeplitz:
     """The banded Toeplitz C of least error, by L-BFGS from BSR's coefficients, in O(n·p) a step (arXiv:2405.15913, Section 3.2).
 
@@ -56,7 +54,7 @@ def banded_toeplitz(
         return value, by_theta
 
     ratios = np.arange(1.0, p)
-    theta, _ = minimise(objective, np.log(2 * ratios - 1), progress=progress)  # of BSR: sigmoid(θ_l) = (l − ½)/l
+    theta, _ = minimise(objective, np.log(2 * ratios - 1))  # of BSR: sigmoid(θ_l) = (l − ½)/l
     return BandedToeplitz(tuple(coefficients(theta).tolist()))
 
 
@@ -68,7 +66,6 @@ def band_inv_mf(
     workload: Workload = PREFIX_SUMS,
     quadratic: Quadratic | None = None,
     normalized: bool = False,
-    progress: Progress | None = None,
 ) -> BandInvMF:
     """The C⁻¹ with p Toeplitz coefficients of least error under a valid sensitivity, by BFGS from the best damped BISR.
 
@@ -90,7 +87,7 @@ def band_inv_mf(
 
     starts = [power_coefficients(p, 0.5, 1 - damping)[1:] for damping in EFFORT.dampings]
     start = min(starts, key=lambda free: objective(free)[0])
-    free, _ = minimise_with_kinks(objective, start, progress=progress)
+    free, _ = minimise_with_kinks(objective, start)
     return BandInvMF((1.0, *free.tolist()))
 
 
@@ -106,7 +103,6 @@ def blt(
     workload: Workload = PREFIX_SUMS,
     quadratic: Quadratic | None = None,
     normalized: bool = False,
-    progress: Progress | None = None,
 ) -> BLT:
     """The BLT with `degree` buffers of least error, by L-BFGS, one more buffer at a time.
 
@@ -117,7 +113,7 @@ def blt(
 
     def find(run: Participation, near: Vector | None = None) -> BLT:
         minimised = private_error(log_sensitivity, run, error, workload, quadratic, normalized)
-        return _least_blt(degree, run, minimised, progress, near)
+        return _least_blt(degree, run, minimised, near)
 
     if participation.rounds <= EFFORT.shortened or workload.learning_rates or quadratic is not None:
         return find(participation)
@@ -130,7 +126,6 @@ def _least_blt(
     degree: int,
     participation: Participation,
     minimised: PrivateError,
-    progress: Progress | None,
     near: Vector | None,
 ) -> BLT:
     """As `blt`; free numbers `near` the best spare the search."""
@@ -147,15 +142,12 @@ def _least_blt(
         return value, back(_cut(p_by_c, len(p)) + p_by_inverse, q_by_c + _cut(q_by_inverse, len(q)))
 
     if near is not None:
-        x, _ = minimise(objective, near, tolerance=1e-6, progress=progress)
+        x, _ = minimise(objective, near, tolerance=1e-6)
         return _blt(x)
     x = np.array([-1.0])
     for _ in range(degree):
-        tries = [
-            minimise(objective, _one_more(x, memory), iterations=60, tolerance=1e-6, progress=progress)
-            for memory in _memories(n)
-        ]
-        x, _ = minimise(objective, min(tries, key=lambda found: found[1])[0], tolerance=1e-11, progress=progress)
+        tries = [minimise(objective, _one_more(x, memory), iterations=60, tolerance=1e-6) for memory in _memories(n)]
+        x, _ = minimise(objective, min(tries, key=lambda found: found[1])[0], tolerance=1e-11)
     return _blt(x)
 
 

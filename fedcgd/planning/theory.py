@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.signal import lfilter
 
 from fedcgd.mechanisms.adjoint import transposed_inverse
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
@@ -105,7 +104,7 @@ def _outcomes(
 
 def unit_progress(recipe: Recipe) -> float:
     """How far a gradient of 1 that stays the same moves the model, for a first learning rate of 1."""
-    velocities = lfilter([1.0], [1.0, -recipe.momentum], np.ones(recipe.rounds))
+    velocities = np.cumsum(recipe.momentum ** np.arange(recipe.rounds))
     return float(np.cumsum(recipe.workload.rates(recipe.rounds) * velocities)[-1])  # in the order of the rounds
 
 

@@ -8,7 +8,6 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.quadratic.problem import Quadratic
 
 _TOLERANCE = 1e-13  # of the largest diagonal entry: what a column may still hold when it is left out
-_CHUNK_ENTRIES = 2**21
 
 
 @lru_cache(maxsize=4)
@@ -38,10 +37,7 @@ def thin_factor(quadratic: Quadratic, rounds: int) -> Matrix:
 
 def _moments(quadratic: Quadratic, size: int) -> Vector:
     """h(m) = Σ_i counts_i·μ_i·a_i^m for m < size."""
-    a, values, counts = quadratic.contractions()
     total = np.zeros(size)
-    step = max(1, _CHUNK_ENTRIES // size)
-    for start in range(0, len(a), step):
-        part = slice(start, start + step)
-        total += (counts[part] * values[part]) @ a[part, None] ** np.arange(size)
+    for a, values, counts in quadratic.contractions_in_parts(size):
+        total += (counts * values) @ a[:, None] ** np.arange(size)
     return total

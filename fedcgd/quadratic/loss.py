@@ -5,17 +5,14 @@ So the noise in the model after t rounds is −η·Σ_{j<t} a^(t−1−j)·(C⁻
 that. Theorem 4.1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Model Curvature", 2026, arXiv:2510.05416.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from fedcgd.mechanisms.adjoint import transposed_inverse
-from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector
+from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.streaming import inverse_rows
+from fedcgd.mechanisms.toeplitz import Toeplitz
 from fedcgd.quadratic.factor import thin_factor
 from fedcgd.quadratic.problem import Quadratic
-
-_CHUNK_ENTRIES = 2**20  # of an array with a column for each eigenvalue: 8 MiB
 
 
 def final_loss(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stddev: float = 1.0) -> float:
@@ -34,21 +31,6 @@ def final_loss(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stdde
     return quadratic.learning_rate**2 * stddev**2 / 2 * float(np.vdot(kept, kept))
 
 
-def losses(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stddev: float = 1.0) -> Vector:
-    """E[L(w̃_t)] − L(w_t) after t = 1 … n steps; the last is `final_loss`.
-
-    Args:
-        mechanism: as in `final_loss`.
-        rounds: as in `final_loss`.
-        quadratic: as in `final_loss`.
-        stddev: as in `final_loss`.
-
-    Returns:
-        Shape (rounds,), float64.
-    """
-    return quadratic.learning_rate**2 * stddev**2 / 2 * _energies(mechanism, rounds, quadratic, power=1)
-
-
 def gradient_norm(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stddev: float = 1.0) -> float:
     """1/n·Σ_{t=1}^n (E‖∇L(w̃_t)‖² − ‖∇L(w_t)‖²): the part of the noise in the usual criterion of convergence.
 
@@ -62,35 +44,18 @@ def gradient_norm(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, st
         quadratic: as in `final_loss`.
         stddev: as in `final_loss`.
     """
-    return quadratic.learning_rate**2 * stddev**2 * float(np.mean(_energies(mechanism, rounds, quadratic, power=2)))
-
-
-def _energies(mechanism: Mechanism, rounds: int, quadratic: Quadratic, power: int) -> Vector:
-    """Σ_i μ_i^power·‖Σ_{j<t} a_i^(t−1−j)·C⁻¹[j]‖² for t = 1 … n."""
-    total = np.zeros(rounds)
-    for a, weights in _chunks(quadratic, rounds, power):
+    total = 0.0
+    for a, values, counts in quadratic.contractions_in_parts(rounds):
+        weights = counts * values**2
         if isinstance(mechanism, Toeplitz):
             # Noise of s rounds before the last counts the same whichever round is the last.
-            kept = transposed_inverse(mechanism, rounds, _powers(a, rounds)[::-1])[::-1]
-            total += np.cumsum(kept**2 @ weights)
+            powers = a[None, :] ** np.arange(rounds)[::-1, None]
+            kept = transposed_inverse(mechanism, rounds, powers)[::-1]
+            total += float(np.cumsum(kept**2 @ weights).sum())
             continue
         position = np.zeros((len(a), rounds))
         for t, (first, row) in enumerate(inverse_rows(mechanism, rounds)):
             position *= a[:, None]
             position[:, first : t + 1] += row
-            total[t] += float(weights @ np.einsum("ij,ij->i", position[:, : t + 1], position[:, : t + 1]))
-    return total
-
-
-def _chunks(quadratic: Quadratic, rounds: int, power: int) -> Iterator[tuple[Vector, Vector]]:
-    """(a, counts·μ^power) of a few eigenvalues at a time."""
-    a, values, counts = quadratic.contractions()
-    step = max(1, _CHUNK_ENTRIES // rounds)
-    for start in range(0, len(a), step):
-        part = slice(start, start + step)
-        yield a[part], counts[part] * values[part] ** power
-
-
-def _powers(a: Vector, rounds: int) -> Matrix:
-    """a_i^s for s = 0 … n − 1, shape (rounds, len(a))."""
-    return np.asarray(a[None, :] ** np.arange(rounds)[:, None])
+            total += float(weights @ np.einsum("ij,ij->i", position[:, : t + 1], position[:, : t + 1]))
+    return quadratic.learning_rate**2 * stddev**2 * total / rounds

@@ -1,11 +1,14 @@
 """The problem that errors are measured on: gradient descent on a quadratic whose spectrum is known."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.quadratic.spectrum import Spectrum
 from fedcgd.support.numbers import as_float
+
+_ENTRIES = 2**21
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,11 @@ class Quadratic:
         """(a, μ, counts) of the directions that are not flat, a = 1 − ημ in (−1, 1)."""
         values, counts = self.spectrum.arrays()
         return 1 - self.learning_rate * values, values, counts
+
+    def contractions_in_parts(self, width: int) -> Iterator[tuple[Vector, Vector, Vector]]:
+        """As `contractions`, so many directions at a time that an array with `width` numbers for each has at most 16 MiB."""
+        a, values, counts = self.contractions()
+        step = max(1, _ENTRIES // width)
+        for start in range(0, len(a), step):
+            part = slice(start, start + step)
+            yield a[part], values[part], counts[part]

@@ -45,19 +45,13 @@ class Spectrum:
             raise ValueError(
                 f"a spectrum has at least one eigenvalue and a count for each, got {values.shape} and {counts.shape}"
             )
-        if not (np.all(np.isfinite(values)) and np.all(values >= 0)):
-            worst = values[~(np.isfinite(values) & (values >= 0))][0]
+        if not (np.all(np.isfinite(values)) and np.all(np.diff(values) < 0) and values[-1] >= 0):
             raise ValueError(
-                f"eigenvalues must be finite and at least 0, got {worst}; Spectrum.from_eigenvalues puts 0 for negative ones"
-            )
-        if np.any(np.diff(values) >= 0):
-            raise ValueError(
-                "eigenvalues must fall strictly; Spectrum.from_eigenvalues sorts them and counts equal ones"
+                f"eigenvalues must be finite, at least 0 and strictly falling, got {values[:5]}…; Spectrum.from_eigenvalues "
+                "sorts them, counts equal ones and puts 0 for negative ones"
             )
         if not (np.all(np.isfinite(counts)) and np.all(counts > 0)):
-            raise ValueError(
-                f"counts must be positive and finite, got {counts[~(np.isfinite(counts) & (counts > 0))][0]}"
-            )
+            raise ValueError(f"counts must be positive and finite, got {counts[:5]}…")
         object.__setattr__(self, "eigenvalues", tuple(values.tolist()))
         object.__setattr__(self, "counts", tuple(counts.tolist()))
 

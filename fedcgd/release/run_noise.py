@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream, Term
-from fedcgd.noise.kernels import normals
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import RELATIVE_LOSS, Integers, Lattice, add_noise, add_values
 from fedcgd.plan import Plan
@@ -37,7 +36,9 @@ NoiseMode = Literal["replay", "buffer", "cpu-buffer"]
 
 
 class Normals(Protocol):
-    """Where Z comes from, and how noise is added to a round's sum (`total`: one flat vector, of a kind that is its own)."""
+    """Where Z comes from, and how noise is added to a round's sum (`total`: one flat int64 vector, in steps of `grid`)."""
+
+    grid: Lattice
 
     def add(self, total: Any, terms: Sequence[Term], stddev: float) -> None:
         """total += stddev·Σ weight·Z_(round, nonce) over `terms`, the newest first, in place."""
@@ -51,22 +52,29 @@ class Normals(Protocol):
         """Z_(round, nonce), float32, of the length of `total` and on its device."""
         ...
 
+    def digest(self, total: Any, key: bytes) -> NDArray[Any]:
+        """What tells `total` from other sums, under the secret `key`."""
+        ...
+
 
 class LatticeNormals:
-    """Z of `stream`; sums are int64 arrays in steps of `grid` (see `fedcgd.noise.quantisation`)."""
+    """Z of `stream`; sums are arrays (see `fedcgd.noise.quantisation`), whose first number is of coordinate `start`."""
 
-    def __init__(self, stream: NoiseStream, grid: Lattice) -> None:
+    def __init__(self, stream: NoiseStream, grid: Lattice, start: int = 0) -> None:
         self.grid = grid
-        self._stream = stream
+        self._stream, self._start = stream, start
 
     def add(self, total: Integers, terms: Sequence[Term], stddev: float) -> None:
-        add_noise(total, self._stream, terms, stddev, self.grid)
+        add_noise(total, self._stream, terms, stddev, self.grid, start=self._start)
 
     def add_row(self, total: Integers, row: NDArray[np.float32], newest: Term, stddev: float) -> None:
-        add_values(total, row, self._stream, newest, stddev, self.grid)
+        add_values(total, row, self._stream, newest, stddev, self.grid, start=self._start)
 
     def vector(self, total: Integers, round: int, nonce: int) -> NDArray[np.float32]:
-        return normals(self._stream, round, nonce, total.size)
+        return self._stream.normal(round, nonce, self._start, self._start + total.size)
+
+    def digest(self, total: Integers, key: bytes) -> Integers:
+        return total
 
 
 class NoiseSource:
@@ -134,26 +142,32 @@ class NoiseSource:
 class RunNoise:
     """The noise of one run, for sums in whole steps of `lattice`: the only place where a nonce is made and noise of it is added.
 
-    `array_noise` makes it for a server's sums, `fedcgd.release.tensors.tensor_noise` for sums that are tensors.
-
     Args:
-        source: makes the noise of a nonce.
-        lattice: that of the sums.
-        stddev: ζσ, in units of the update.
-        nonce_of: (total, earlier nonces, attempt) → a nonce that is bound to `total`.
+        plan: what runs.
+        key: where the noise comes from.
+        stream_id: what tells the run from others under this key, as its ledger has it.
+        normals: make the noise for sums of their kind, from the noise part of `key`.
+        mode: as in `NoiseSource`.
         share: of a total only that part gets noise; None is all.
     """
 
     def __init__(
         self,
-        source: NoiseSource,
-        lattice: Lattice,
-        stddev: float,
-        nonce_of: Callable[[Any, Sequence[int], int], int],
+        plan: Plan,
+        key: NoiseKey,
+        stream_id: str,
+        normals: Normals,
+        mode: NoiseMode | None = None,
         share: slice | None = None,
     ) -> None:
-        self.lattice = lattice
-        self._source, self._stddev, self._nonce_of, self._share = source, stddev, nonce_of, share
+        self.lattice = normals.grid
+        self._source = NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode)
+        self._stddev, self._key, self._stream_id, self._share = plan.stddev, key, stream_id, share
+        self._normals, self._secret = normals, key.noise_of(stream_id)
+
+    def digest(self, total: Any) -> NDArray[Any]:
+        """What tells `total` from other sums, and nonces are bound to: itself, in main memory."""
+        return self._normals.digest(total, self._secret)
 
     def add(
         self,
@@ -173,8 +187,8 @@ class RunNoise:
             earlier: the nonces under which the rounds before were released, as they are when this is called.
             attempt: the number of earlier tries of the round.
             record: called with the nonce before there is noise of it; what it raises leaves `total` as it is.
-            join: where `total` is a part of the round's sum: called with the part's nonce, before `record`, it gives one that is
-                bound to all parts.
+            join: where several processes have the same `total`: called with this one's nonce, before `record`, it gives the
+                nonce of all.
 
         Returns:
             The nonce.
@@ -183,7 +197,8 @@ class RunNoise:
             ValueError: for a round after the last.
         """
         earlier = tuple(earlier)  # `record` may append to the very list that it was
-        nonce = self._nonce_of(total, earlier, attempt)
+        bound = self._normals.digest(total, self._secret)
+        nonce = self._key.nonce_of(self._stream_id, bound, earlier=earlier, attempt=attempt)
         if join is not None:
             nonce = join(nonce)
         if record is not None:
@@ -204,11 +219,4 @@ def array_noise(plan: Plan, key: NoiseKey, stream_id: str, lattice: Lattice, mod
         lattice: that of the sums.
         mode: as in `NoiseSource`.
     """
-
-    def nonce_of(total: NDArray[Any], earlier: Sequence[int], attempt: int) -> int:
-        return key.nonce_of(stream_id, total, earlier=earlier, attempt=attempt)
-
-    normals = LatticeNormals(NoiseStream(key.noise_of(stream_id)), lattice)
-    return RunNoise(
-        NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode), lattice, plan.stddev, nonce_of
-    )
+    return RunNoise(plan, key, stream_id, LatticeNormals(NoiseStream(key.noise_of(stream_id)), lattice), mode)

@@ -2,5 +2,5 @@
 
 from typing import Literal
 
-LambdaObjective = Literal["rmse", "max-se", "amplified-rmse", "practical", "excess", "curvature"]
+LambdaObjective = Literal["rmse", "max-se", "amplified-rmse", "excess", "curvature"]
 """What the λ of λ-CGD makes least."""

@@ -86,10 +86,10 @@ def make_record(path: Path, name: str | None = None) -> None:
     sync_folder(path.parent)
 
 
-def record_name(path: Path) -> str | None:
-    """The name in the first line of a record; None for one of an earlier version, which wrote none.
+def record_name(path: Path) -> str:
+    """The name in the first line of a record.
 
-    Raises ValueError, with what is wrong to stand after the file's name, if the file is empty or none of SQLite's.
+    Raises ValueError, with what is wrong to stand after the file's name, if the file has no such line or is none of SQLite's.
     """
     try:
         with read_only(path, repair=True) as connection:
@@ -98,9 +98,9 @@ def record_name(path: Path) -> str | None:
             row = connection.execute("SELECT name FROM record").fetchone() if "record" in tables else None
     except (sqlite3.DatabaseError, MalformedError) as error:
         raise ValueError(f"cannot be read: {error}") from error
-    if not tables or ("record" in tables and row is None):
+    if row is None:
         raise ValueError("is empty, which no record ever is: it was emptied, or another file was put in its place")
-    return None if row is None else str(row[0])
+    return str(row[0])
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.kernels import normals
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import DITHER, Lattice, add_values
 from fedcgd.opacus.clipped_sum import MARGIN
@@ -123,7 +122,7 @@ class _Noise:
 
 def correlated(mechanisms: Sequence[Mechanism], stream: NoiseStream, rounds: int, size: int) -> NDArray[np.float32]:
     """C⁻¹Z of each of `mechanisms`, shape (rounds, mechanisms, size)."""
-    z = np.stack([normals(stream, round, 0, size) for round in range(rounds)])
+    z = np.stack([stream.normal(round, 0, 0, size) for round in range(rounds)])
     return np.stack([inverse_of(mechanism, rounds) @ z for mechanism in mechanisms], axis=1)
 
 

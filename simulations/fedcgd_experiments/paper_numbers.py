@@ -22,7 +22,7 @@ from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.bands import power_bandwidths, rule_of_thumb
+from fedcgd.optimisation.bands import power_bandwidths
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_experiments.central_softmax import train_softmax
@@ -118,7 +118,7 @@ def bands(*, rounds: int, epochs: Sequence[int], epsilons: Sequence[float], delt
             curves[str(k)] = {
                 "rmse": {str(p): error for p, error in errors.items()},
                 "best": least,
-                "rule": rule_of_thumb(epsilon, rounds=rounds, epochs=k),
+                "rule": max(1, min(round(epsilon * math.sqrt(rounds) / k), rounds // k)),  # its Section 4.3
                 "unamplified": errors[max(errors)] / errors[least],
                 "uncorrelated": errors[1] / errors[least],
             }

@@ -79,7 +79,7 @@ class Prepared:
             "rounds": participation.rounds,
             "noise_multiplier": guarantee.noise_multiplier,
             "adjacency": guarantee.adjacency,
-            "method": guarantee.method,
+            "method": guarantee.proof.method,
             "accuracy": round(accuracy, 6),
         }
 

@@ -42,7 +42,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def gains(studies: Sequence[Found]) -> Figure:
-    """A panel for each case of the verdict, two a row: data × ε, the gain of λ-CGD over the better baseline, framed if p < .05."""
+    """A panel for each case of the verdict, two a row: data × ε, what λ-CGD gains over the better baseline; framed if p < .05."""
     compared = [{found.study.title: headline_comparisons(found, case) for found in studies} for case in CASES]
     titles = [found.study.title for found in studies if any(panel[found.study.title] for panel in compared)]
     if not titles:

@@ -21,7 +21,7 @@ from fedcgd.central import PrivateGradient
 from fedcgd.clipping.flat_models import layout
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, reciprocal
+from fedcgd.mechanisms.toeplitz import Toeplitz, reciprocal
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.participation import Participation
@@ -49,14 +49,11 @@ VARIANTS = [
 
 
 @dataclass(frozen=True)
-class InverseBands(ToeplitzMechanism):
+class InverseBands(Toeplitz):
     """Row t of C⁻¹ combines `bands` noise vectors: what a step costs depends on nothing else."""
 
+    name = "inverse-bands"
     bands: int
-
-    @property
-    def name(self) -> str:
-        return f"inverse-bands-{self.bands}"
 
     def coefficients(self, rounds: int) -> Vector:
         return reciprocal(self.inverse_coefficients(rounds), rounds)

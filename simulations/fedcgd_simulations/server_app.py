@@ -156,6 +156,6 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,
         "sampling": guarantee.sampling,
-        "method": guarantee.method,
+        "method": guarantee.proof.method,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
     }

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from fedcgd.clipping import clip
-from fedcgd.native.vector_kernels import CHUNK, LANES, aligned, kernels_for, sum_of_lanes
+from fedcgd.native.vector_kernels import CHUNK, LANES, aligned, kernels, sum_of_lanes
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages
 from fedcgd_flower.layout import view
@@ -53,10 +53,10 @@ def sum_of_replies(
 
 def _add(steps: Steps, total: Integers, parameters: int) -> tuple[int, float]:
     """Add to `total`; (the sum of the entries, the squared norm of the first `parameters`: what is counted is no part of it)."""
-    kernels, lanes, added, squares = kernels_for(len(steps)), np.empty(LANES), 0, 0.0
+    form, lanes, added, squares = kernels(), np.empty(LANES), 0, 0.0
     for start in range(0, parameters, CHUNK):
         part = slice(start, min(start + CHUNK, parameters))
-        added += kernels.add(steps[part], total[part], lanes)
+        added += form.add(steps[part], total[part], lanes)
         squares += sum_of_lanes(lanes)
     total[parameters:] += steps[parameters:]
     return added + int(steps[parameters:].sum(dtype=np.int64)), squares

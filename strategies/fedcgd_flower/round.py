@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.ledger import Admission, Ledger, Run
-from fedcgd.native.vector_kernels import aligned, kernels_for
+from fedcgd.native.vector_kernels import aligned, kernels
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol
@@ -332,7 +332,7 @@ class TrainingRounds:
         """The model plus the noised mean of the updates whose noised sum is `total`."""
         layout, clipping, model = pending.task.layout, pending.task.clipping, aligned(pending.model)
         noised = np.empty_like(model)
-        mean = kernels_for(len(model)).mean
+        mean = kernels().mean
         mean(model, total[: layout.size], clipping.grid.step, clipping.update_scale, self._cohort_size, noised)
         return unflatten(noised, layout, passthrough=False)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip, clip_factor
-from fedcgd.native.vector_kernels import CHUNK, aligned, kernels_for, squared_distance
+from fedcgd.native.vector_kernels import CHUNK, aligned, kernels, squared_distance
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.support.numbers import as_positive
 from fedcgd_flower.layout import Flat
@@ -82,7 +82,7 @@ def clipped_update(trained: Flat, model: Flat, clipping: Clipping) -> Steps | No
     if not math.isfinite(squares):
         return None
     steps: Steps = np.empty(clipping.size(len(model)), np.int64)
-    scale, work = clipping.update_scale, kernels_for(len(model))
+    scale, work = clipping.update_scale, kernels()
     factor = clip_factor(math.sqrt(squares) / scale, clipping.clip_norm)
     for start in range(0, len(model), CHUNK):
         part = slice(start, min(start + CHUNK, len(model)))

@@ -10,7 +10,7 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 from opacus.accountants.prv import PRVAccountant
 
-from fedcgd import BISR, BSR, DPSGD, BandedToeplitz, LambdaCGD, Normalized, Participation, error_norms
+from fedcgd import BSR, DPSGD, BandedToeplitz, Normalized, Participation, error_norms
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon, gaussian
 from fedcgd.accounting.coverage import column_norm
 from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION
@@ -53,29 +53,19 @@ def test_agrees_with_opacus_and_stays_below_renyi(sigma: float, rate: float, rou
     assert ours <= renyi.get_epsilon(1e-5)
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize("target", [0.5, 2.0])
-def test_one_round_by_its_formula(target: float) -> None:
-    """δ of (1 − q)N(0, σ²) + qN(1, σ²) against N(0, σ²), both ways, by quadrature on a fine grid."""
-    rate, sigma = 0.3, 0.8
-    x = np.linspace(-12, 13, 2_000_001)
-    q0 = np.exp(-(x**2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
-    p0 = (1 - rate) * q0 + rate * np.exp(-((x - 1) ** 2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
-    step = x[1] - x[0]
-    both = [np.maximum(a - math.exp(target) * b, 0).sum() * step for a, b in ((p0, q0), (q0, p0))]
-    found = poisson_delta(target, sigma, poisson(1, rate))
-    assert max(both) * (1 - 1e-8) <= found <= max(both) * 1.002
-
-
-@pytest.mark.parametrize("target", [0.5, 2.0])
-def test_two_rounds_by_quadrature(target: float) -> None:
+def test_one_and_two_rounds_by_quadrature(target: float, rounds: int) -> None:
     """δ of the product of two rounds in the plane, both ways; the answer is no less, and hardly more."""
     rate, sigma = 0.3, 0.8
     x = np.linspace(-8, 9, 3001)
-    plain = np.exp(-(x**2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
-    mixed = (1 - rate) * plain + rate * np.exp(-((x - 1) ** 2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
-    p, q, cell = np.outer(mixed, mixed), np.outer(plain, plain), (x[1] - x[0]) ** 2
+    q = np.exp(-(x**2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
+    p = (1 - rate) * q + rate * np.exp(-((x - 1) ** 2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
+    if rounds == 2:
+        p, q = np.outer(p, p), np.outer(q, q)
+    cell = (x[1] - x[0]) ** rounds
     both = [np.maximum(a - math.exp(target) * b, 0).sum() * cell for a, b in ((p, q), (q, p))]
-    found = poisson_delta(target, sigma, poisson(2, rate))
+    found = poisson_delta(target, sigma, poisson(rounds, rate))
     assert max(both) * (1 - 1e-5) <= found <= max(both) * 1.002
 
 
@@ -113,13 +103,6 @@ def test_everybody_always_is_the_gaussian_mechanism(sigma: float) -> None:
     assert found >= gaussian.epsilon(sigma=sigma / 4.0, delta=1e-5) * (1 - 1e-9)
 
 
-def test_calibrated_noise_is_enough_and_hardly_more() -> None:
-    participation = poisson(100, 0.05)
-    sigma = calibrate(DPSGD(), participation, epsilon=1.0, delta=1e-5).noise_multiplier
-    assert poisson_delta(1.0, sigma, participation) <= 1e-5
-    assert poisson_delta(1.0, sigma * (1 - 1e-4), participation) > 1e-5
-
-
 def test_bands_in_turns_is_dp_sgd_with_fewer_rounds_at_a_higher_rate() -> None:
     """arXiv:2405.15913, Proposition 2.1: σ(BandMF; q, n) = σ(DP-SGD; p·q, n/p) for unit columns."""
     cyclic = Participation(rounds=120, min_separation=4, sampling="cyclic-poisson", sampling_rate=0.2)
@@ -155,38 +138,12 @@ def test_fewer_released_rounds_cost_less() -> None:
         assert back.delta == pytest.approx(1e-5, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "participation", "words"),
-    [
-        (LambdaCGD(0.5), poisson(100, 0.05), "lambda-cgd has 100"),
-        (
-            BISR(2),
-            Participation(rounds=100, min_separation=4, sampling="cyclic-poisson", sampling_rate=0.2),
-            "bisr has 100",
-        ),
-        (
-            BSR(5),
-            Participation(rounds=100, min_separation=4, sampling="cyclic-poisson", sampling_rate=0.2),
-            "bsr has 5",
-        ),
-    ],
-)
-def test_wider_mechanisms_are_refused_with_the_reason(mechanism, participation, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        calibrate(mechanism, participation, epsilon=1, delta=1e-5)
-
-
 @pytest.mark.parametrize("target", [1e-13, 1e-15, 1e-20])
 def test_a_tiny_delta_never_costs_more_than_taking_part_in_every_round(target: float) -> None:
     """The discretisation cuts off about 1e-15."""
     certain = gaussian.sigma(epsilon=1.0, delta=target) * 10
     assert calibrate(DPSGD(), poisson(100, 0.1), epsilon=1.0, delta=target).noise_multiplier <= certain
     assert poisson_epsilon(target, 1.0, poisson(100, 0.1)) <= gaussian.epsilon(sigma=0.1, delta=target)
-
-
-def test_noise_beyond_any_use() -> None:
-    assert compute_epsilon(DPSGD(), poisson(100, 0.1), noise_multiplier=1e200, delta=1e-5).epsilon == 0
-    assert compute_delta(DPSGD(), poisson(100, 0.1), noise_multiplier=1e200, epsilon=0.0).delta < 1e-100
 
 
 @pytest.mark.parametrize(
@@ -222,7 +179,7 @@ def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
     found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-4, delta=1e-5).epsilon
     assert found <= 1.001 * gaussian.epsilon(sigma=1e-4 / math.sqrt(10), delta=1e-5)
     nothing = calibrate(DPSGD(), poisson(10, 0.2), epsilon=1e8, delta=1e-5)
-    assert nothing.method == WITHOUT_AMPLIFICATION
+    assert nothing.proof.method == WITHOUT_AMPLIFICATION
     assert nothing.noise_multiplier == pytest.approx(gaussian.sigma(epsilon=1e8, delta=1e-5) * math.sqrt(10), rel=1e-5)
     found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, delta=1e-5).epsilon
     # With probability 7.8e-5 > δ at least eight rounds are drawn, and each then loses about 1/(2σ²).

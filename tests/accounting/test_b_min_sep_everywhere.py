@@ -4,16 +4,10 @@ is what is accounted for.
 
 import json
 
-import numpy as np
 import pytest
-import torch
 from command_line import run
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import BSR, DPSGD, LambdaCGD, NoiseKey, Participation, Plan, compute_epsilon, select_lambda
-from fedcgd.accounting.explain import explain
-from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd import BSR, LambdaCGD, Participation, Plan, compute_epsilon, select_lambda
 
 WHEN = ["--rounds", "12", "--separation", "3", "--delta", "1e-3", "--sampling", "b-min-sep"]
 
@@ -50,18 +44,8 @@ def test_what_is_refused(words: list[str], message: str) -> None:
 def test_cold_start_is_for_b_min_sep_alone() -> None:
     with pytest.raises(ValueError, match="warm_start=False"):
         Participation(rounds=4, warm_start=False)
-    found = run(
-        "account",
-        "--mechanism",
-        "dp-sgd",
-        "--rounds",
-        "4",
-        "--noise-multiplier",
-        "2",
-        "--delta",
-        "1e-4",
-        "--cold-start",
-    )
+    words = "account --mechanism dp-sgd --rounds 4 --noise-multiplier 2 --delta 1e-4 --cold-start"
+    found = run(*words.split())
     assert found.exit_code == 2
     assert "warm_start=False" in found.output
 
@@ -77,55 +61,6 @@ def test_a_plan_is_the_same_after_it_was_written_down(warm: bool) -> None:
     assert Plan.from_description(described) == plan
     assert ("warm_start" in described["participation"]) is not warm
     assert ("all free" in str(participation)) is not warm
-
-
-def test_the_explanation_says_what_the_scheduler_must_do(few_draws: None) -> None:
-    participation = Participation(rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=0.25)
-    steps = {
-        step.title: step.statement
-        for step in explain(DPSGD(), participation, clip_norm=1.0, delta=1e-3, noise_multiplier=2)
-    }
-    assert "be spent" in steps["sampling"]
-    assert "warm start" in steps["participation"]
-
-
-def opacus_batches(participation: Participation, examples: int, steps: int) -> list[np.ndarray]:
-    model = nn.Linear(2, 2)
-    plan = Plan(mechanism=BSR(2), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-6)
-    data = TensorDataset(torch.zeros(examples, 2), torch.zeros(examples, dtype=torch.long))
-    _, _, loader = CorrelatedPrivacyEngine(NoiseKey(bytes(range(32)))).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        data_loader=DataLoader(data, batch_size=examples // steps),
-        plan=plan,
-    )
-    return [loader.batch_sampler.rows(t) for t in range(participation.rounds)]
-
-
-def test_batches_of_opacus_follow_the_coins() -> None:
-    """12,000 examples, 5 steps an epoch, b = 3: batches of 1/5 from the first round on, and no example again within 3 rounds."""
-    participation = Participation(rounds=20, min_separation=3, sampling="b-min-sep", sampling_rate=1 / 3)
-    batches = opacus_batches(participation, 12_000, 5)
-    sizes = np.array([len(batch) for batch in batches])
-    assert np.all(np.abs(sizes - 2400) < 5 * np.sqrt(12_000 * 0.2 * 0.8))
-    last = np.full(12_000, -3)
-    for round, batch in enumerate(batches):
-        assert np.all(round - last[batch] >= 3)
-        last[batch] = round
-
-
-def test_a_loader_that_does_not_fit_is_refused() -> None:
-    participation = Participation(rounds=20, min_separation=3, sampling="b-min-sep", sampling_rate=0.5)
-    with pytest.raises(ValueError, match=r"sampling_rate=0\.3333"):
-        opacus_batches(participation, 100, 5)
-
-
-def test_rates_for_a_population_and_a_cohort() -> None:
-    participation = Participation.for_cohorts("b-min-sep", 60, users=1000, cohort_size=50)
-    assert (participation.min_separation, participation.sampling_rate) == (13, 1 / 8)
-    assert participation.expected_rate == 50 / 1000
-    with pytest.raises(ValueError, match=r"20, .*21"):
-        Participation.for_cohorts("b-min-sep", 60, users=1000, cohort_size=50, min_separation=21)
 
 
 @pytest.mark.slow

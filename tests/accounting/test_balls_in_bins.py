@@ -8,13 +8,13 @@ import pytest
 
 from fedcgd import Participation, Plan
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon
-from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.gaussian import GaussianAccountant
+from fedcgd.accounting.guarantee import Bound, Proof
 from fedcgd.accounting.random_participation import search
 from fedcgd.accounting.random_participation.add import AddDirection, draw_log_ratios
-from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Mechanism, Normalized, matrix
+from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Mechanism, Normalized, matrix
 
 
 def bins(rounds: int, b: int) -> Participation:
@@ -35,7 +35,7 @@ def test_small_cases_by_quadrature(case, removing: float, adding: float) -> None
     found = compute_delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0)
     larger = max(removing, adding)
     assert larger <= found.delta <= larger * 1.04  # the confidence bound of some ten thousand draws
-    assert found.failure_probability == 1e-12
+    assert found.proof.failure_probability == 1e-12
 
 
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(5)])
@@ -89,9 +89,9 @@ def test_equal_bins_draw_nothing() -> None:
     """Of C = I the law itself is composed, also for a σ that mechanisms are compared by."""
     run = accountant(DPSGD(), bins(60, 20))
     found = run.noise_multiplier(epsilon=2, delta=1e-5)
-    assert found.failure_probability == 0
+    assert found.proof.failure_probability == 0
     assert run.rough_noise_multiplier(epsilon=2, delta=1e-5) == pytest.approx(found.noise_multiplier, rel=1e-5)
-    assert calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5).failure_probability == 1e-12
+    assert calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5).proof.failure_probability == 1e-12
 
 
 def test_one_bin_is_the_gaussian_mechanism() -> None:
@@ -100,49 +100,9 @@ def test_one_bin_is_the_gaussian_mechanism() -> None:
     assert plain.noise_multiplier <= guarantee.noise_multiplier <= plain.noise_multiplier * 1.00001  # six digits
 
 
-def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> None:
-    participation = bins(60, 20)
-    guarantee = calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4)
-    back = compute_epsilon(LambdaCGD(0.5), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-4)
-    assert back.epsilon == pytest.approx(2, rel=0.02)
-    plain = calibrate(LambdaCGD(0.5), Participation(rounds=60, min_separation=20), epsilon=2, delta=1e-4)
-    assert guarantee.noise_multiplier < 0.9 * plain.noise_multiplier
-    assert "seed" in guarantee.method
-    assert "1e-12" in str(guarantee)
-    assert calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4) == guarantee  # deterministic
-
-
 def test_calibrated_noise_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "calibrate", lambda *_, **asked: Bound(1.2345612, "draws"))
+    monkeypatch.setattr(search, "calibrate", lambda *_, **asked: Bound(1.2345612, Proof("draws")))
     assert calibrate(LambdaCGD(0.5), bins(6, 3), epsilon=1, delta=1e-5).noise_multiplier == 1.23457
-
-
-def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplification() -> None:
-    participation, known = bins(60, 20), Participation(rounds=60, min_separation=20)
-    rounds = (0, 5, 20, 60)
-    spent, without = (
-        [
-            compute_epsilon(LambdaCGD(0.5), p, noise_multiplier=4.0, delta=1e-4, released=released).epsilon
-            for released in rounds
-        ]
-        for p in (participation, known)
-    )
-    assert spent[0] == 0
-    assert spent == sorted(spent)
-    assert all(a <= b for a, b in zip(spent, without, strict=True))
-    assert spent[2] < 0.5 * without[2]
-
-
-@pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
-def test_part_of_a_run_is_a_run(case: tuple[int, int, float, float], removing: float, adding: float) -> None:
-    """Whole epochs of λ-CGD are what a shorter run would have released."""
-    n, b, lam, sigma = case
-    less, found, more, whole = (
-        compute_delta(LambdaCGD(lam), bins(n + b, b), noise_multiplier=sigma, epsilon=1, released=t).delta
-        for t in (n - 1, n, n + 1, None)
-    )
-    assert adding < removing <= found <= removing * 1.05
-    assert less <= found <= more <= whole
 
 
 def delta_of_two_bins(mechanism: Mechanism, rounds: int, released: int | None, sigma: float, epsilon: float) -> float:
@@ -159,27 +119,12 @@ def delta_of_two_bins(mechanism: Mechanism, rounds: int, released: int | None, s
 
 
 @pytest.mark.parametrize("mechanism", [LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(3), DPSGD()])
-@pytest.mark.parametrize("released", [2, 3, 5, 8])
+@pytest.mark.parametrize("released", [1, 3, 5, 8])
 def test_part_of_an_epoch_by_quadrature(mechanism, released: int) -> None:
     """Two bins, cut at the rounds that are out."""
     truth = delta_of_two_bins(mechanism, 8, released, 2.0, 1.0)
     found = compute_delta(mechanism, bins(8, 2), noise_multiplier=2.0, epsilon=1, released=released).delta
     assert truth * (1 - 1e-4) <= found <= truth * 1.1
-
-
-@pytest.mark.parametrize("b", [2, 5])
-def test_first_round_alone(b: int) -> None:
-    """One bin of b took part: δ of removing is that of a Gaussian with probability 1/b, by its own formula."""
-    sigma, a = 1.5, math.exp(0.5)
-    x = np.linspace(-15, 15, 200_001)
-    plain = np.exp(-(x**2) / 2)
-    mixture = (np.exp(-((x - 1 / sigma) ** 2) / 2) + (b - 1) * plain) / b
-    removing, adding = (
-        float(np.maximum(p - a * q, 0).sum() * (x[1] - x[0]) / math.sqrt(2 * math.pi))
-        for p, q in ((mixture, plain), (plain, mixture))
-    )
-    found = compute_delta(LambdaCGD(0.5), bins(3 * b, b), noise_multiplier=sigma, epsilon=0.5, released=1).delta
-    assert adding < removing <= found <= removing * 1.1
 
 
 @pytest.mark.parametrize(
@@ -235,22 +180,6 @@ def test_quick_guarantee_is_an_upper_bound_too() -> None:
     assert known.quick_guarantee(released=20) == known.guarantee(released=20)
 
 
-def test_searches_tell_how_far_they_are() -> None:
-    heard: list[str] = []
-    calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5, progress=heard.append)
-    assert len(heard) > 2
-    assert "confirmed" in heard[-1]
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="non-negative C"):
-        calibrate(BandInvMF((1.0, 0.5)), bins(12, 3), epsilon=1, delta=1e-5)
-    with pytest.raises(ValueError, match="3 bins"):
-        bins(13, 3)
-    with pytest.raises(ValueError, match="max_participations"):
-        Participation(rounds=12, min_separation=3, max_participations=5, sampling="balls-in-bins")
-
-
 # An independent Monte Carlo with importance sampling (standard error 0.1 %): n = 3900, b = 390, k = 10, δ = 1e-5; ε: σ.
 REFERENCE = [
     (BISR(4), {8: 1.544505, 4: 2.043099, 2: 2.548055, 1: 3.128388, 0.5: 4.217812, 0.25: 7.092941}),
@@ -272,17 +201,16 @@ def test_agrees_with_an_independent_estimate(mechanism, target: float, sigma: fl
     assert 0.997 * sigma <= found <= 1.01 * sigma
 
 
-def test_what_is_said_at_once_of_a_part_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_at_once_of_a_part_is_not_called_exact() -> None:
     """It is that of an adversary who knows the bins: an upper bound here, where they are secret."""
     plan = Participation(rounds=6, min_separation=3, sampling="balls-in-bins")
     found = accountant(DPSGD(), plan)
     whole = GaussianAccountant(DPSGD(), replace(plan, sampling="none")).epsilon(noise_multiplier=0.1, delta=1e-5)
-    monkeypatch.setattr(type(found), "epsilon", lambda *_, **asked: whole)
-    part = found.quick_epsilon(noise_multiplier=1.0, delta=1e-5, released=1)
+    part = found.quick_epsilon(replace(whole, noise_multiplier=1.0), 1)
     assert part.epsilon < whole.epsilon
-    assert not part.exact
+    assert not part.proof.exact
     assert part.sampling == "balls-in-bins"
-    assert "without amplification" in part.method
+    assert "without amplification" in part.proof.method
 
 
 # C = I, k = 3 in n = 60 rounds: 1-out-of-20 random allocation with sensitivity √3. δ by opake 0.16.1 (an upper bound):

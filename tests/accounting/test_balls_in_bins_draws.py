@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
+from fedcgd.accounting.guarantee import Bound, Proof
 from fedcgd.accounting.random_participation import search
 from fedcgd.accounting.random_participation.remove import RemoveSampler
 from fedcgd.accounting.random_participation.search import Problem
@@ -99,26 +99,11 @@ def test_every_order_has_the_mean_by_quadrature(order, overlap, sigma, epsilon) 
     assert shares.max() <= 1
 
 
-def test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say() -> None:
-    """At failure 0.1, of 150 bounds on δ 15 or so may be too small; without a margin half of them are."""
-    sigma, epsilon = 0.8, 1.0
-    truth = delta_of_two_bins(0.6, sigma, epsilon)
-    problem = Problem(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
-    pilot = problem.at(sigma, epsilon).pilot(1, 0.2)  # half of it is for adding, whose δ is less
-    assert pilot is not None
-    pilot.__dict__["count"] = 500
-    found = [pilot.confirm(math.inf, seed, 7) for seed in range(150)]
-    assert sum(bound < truth for bound in found) <= 26
-    few = [pilot.sampler.draw(500, (seed, 7)) for seed in range(150)]
-    scale = math.exp(pilot.sampler.log_scale)
-    assert 40 < sum(scale * values.mean() * shares.mean() < truth for values, shares in few) < 110
-
-
 @pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (2.0, 2.0), (2.0, 5.0)])
 def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float) -> None:
     """Two bins of overlap 0.6, by quadrature; the last is below 10⁻²⁰."""
     problem = Problem(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
-    known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), "known rounds")
+    known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), Proof("known rounds"))
     found = search.delta(problem, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
     assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= known.value
 
@@ -130,7 +115,7 @@ def test_single_precision_changes_log_s_by_less_than_is_added_for_it(overlap: fl
     gram = square * overlap ** np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
     bins, z = Bins(gram), np.random.default_rng(0).standard_normal((b, 64), dtype=np.float32)
     found = bins.noise(SimpleNamespace(standard_normal=lambda *_, **__: z), 64)
-    exact = np.linalg.cholesky(gram + 1e-11 * square * np.eye(b)) @ z.astype(float)
+    exact = np.linalg.cholesky(gram) @ z.astype(float)
     lift = gram[:, np.arange(64)]
     likelihood = BinLikelihood(bins.squares / 2)
     log_s = [np.log(likelihood.bounds(likelihood.weights(lift + x))[0]) for x in (found, exact)]

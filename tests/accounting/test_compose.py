@@ -34,8 +34,8 @@ def test_two_runs_of_epsilon_8_are_12_point_26_together() -> None:
     assert joint.epsilon == pytest.approx(12.26, abs=0.01)
     unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=8, delta=1e-5).noise_multiplier / math.sqrt(2)
     assert oracles.gaussian_log_delta(joint.epsilon, unit) == pytest.approx(math.log(1e-5), abs=1e-7)
-    assert joint.exact
-    assert joint.failure_probability == 0
+    assert joint.proof.exact
+    assert joint.proof.failure_probability == 0
     assert str(joint).startswith("ε ≤ 12.3 at δ = 1e-05 for 24 rounds of 2 runs together, true only if which runs")
 
 
@@ -54,7 +54,7 @@ def test_what_draws_may_mislead_is_a_part_of_delta(monkeypatch: pytest.MonkeyPat
     original = PoissonAccountant.releases
     monkeypatch.setattr(PoissonAccountant, "releases", lambda *asked: (original(*asked)[0], 3e-6))
     found = compose(runs, delta=1e-5)
-    assert found.failure_probability == pytest.approx(6e-6)
+    assert found.proof.failure_probability == pytest.approx(6e-6)
     assert found.epsilon == pytest.approx(less, rel=1e-4)
     assert found.epsilon > 1.01 * without
 
@@ -70,7 +70,7 @@ def test_poisson_runs_agree_with_dp_accounting() -> None:
     runs.append(run_of(DPSGD(), Participation(rounds=1), 2.0))
     found = compose(runs, delta=1e-5)
     assert 0.9999 * accountant.get_epsilon(1e-5) <= found.epsilon <= 1.005 * accountant.get_epsilon(1e-5)
-    assert not found.exact
+    assert not found.proof.exact
 
 
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.5)])
@@ -140,7 +140,7 @@ def test_noise_too_small_for_a_grid_is_composed_as_if_the_rounds_were_known() ->
     weak, known = run_of(DPSGD(), COINS, 1e-4), run_of(DPSGD(), Participation(rounds=100), 1e-4)
     found = compose([weak], delta=1e-5)
     assert found.epsilon == pytest.approx(compose([known], delta=1e-5).epsilon)
-    assert "without the" in found.method
+    assert "without the" in found.proof.method
     # Another run keeps what it has.
     both = compose([run_of(DPSGD(), COINS, 1.0), run_of(DPSGD(), COINS, 5e-4)], delta=1e-5)
     assert both.epsilon <= compose([known], delta=1e-5).epsilon

@@ -9,7 +9,7 @@ from fedcgd import Participation, Plan
 from fedcgd.accounting import accountant
 from fedcgd.accounting.coverage import NegativeEntryError
 from fedcgd.accounting.selection import select_mechanism
-from fedcgd.mechanisms import BandedToeplitz, bandwidth, matrix
+from fedcgd.mechanisms import BandedToeplitz, matrix
 from fedcgd.optimisation.catalogue import mechanism
 
 BUDGET = {"epsilon": 8.0, "delta": 1e-2}
@@ -51,7 +51,7 @@ def test_too_many_bands_are_refused_with_remedies_that_help(spelling: str, sampl
     message = refused(spelling, participation)
     assert ("one band" if LIMITED[sampling] == 1 else f"{LIMITED[sampling]} bands") in message
     made = mechanism(spelling, participation)
-    assert f"{made.name} has {bandwidth(made, ROUNDS)}" in message
+    assert f"{made.name} has {made.bandwidth(ROUNDS)}" in message
     follow(message, participation, spelling)
 
 

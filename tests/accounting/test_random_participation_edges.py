@@ -70,7 +70,8 @@ def test_delta_is_an_upper_bound(
     found = compute_delta(mechanism, participation, noise_multiplier=sigma, epsilon=epsilon).delta
     assert found >= truth - 4 * error
     banded = not np.tril(c, -participation.spacing).any()
-    if banded or isinstance(mechanism, LambdaCGD):
+    by_norm = participation.sampling == "random-allocation" and np.count_nonzero(np.tril(c, -1))
+    if (banded or isinstance(mechanism, LambdaCGD)) and not by_norm:
         assert found <= truth * 1.15 + 4 * error
 
 
@@ -101,5 +102,5 @@ def test_what_draws_would_take_minutes_for_has_a_bound_without_them() -> None:
     run = Participation(rounds=200_000, min_separation=10, sampling="b-min-sep", sampling_rate=0.01)
     found = calibrate(LambdaCGD(0.9), run, epsilon=8, delta=1e-5)
     known = calibrate(LambdaCGD(0.9), Participation(rounds=200_000, min_separation=10), epsilon=8, delta=1e-5)
-    assert found.failure_probability == 0
+    assert found.proof.failure_probability == 0
     assert found.noise_multiplier < 0.7 * known.noise_multiplier

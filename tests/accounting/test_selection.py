@@ -80,7 +80,7 @@ def test_the_closed_forms_of_the_paper_have_the_same_minimum_and_lemma_3_orders_
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 1000])
-@pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "practical", "excess"])
+@pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "excess"])
 def test_full_batches_need_no_correlation(n: int, objective: str) -> None:
     """Corollary 6: for b = 1, k = n the minimum is at λ = 0 exactly."""
     assert select_lambda(Participation(rounds=n), objective=objective, **BUDGET).lam == 0
@@ -94,37 +94,18 @@ def test_one_participation_has_its_minimum_near_root_n() -> None:
     assert 1 / (1 - max_se) == pytest.approx(math.sqrt(20_000), rel=0.02)
 
 
-def test_the_budget_scales_the_value_and_does_not_move_the_minimum() -> None:
-    participation = Participation(rounds=100, min_separation=20)
-    tight, loose = (select_lambda(participation, objective="rmse", epsilon=e, delta=1e-5) for e in (0.5, 8.0))
-    assert tight.lam == pytest.approx(loose.lam, rel=1e-6)
-    assert tight.value > 2 * loose.value
-
-
-def test_without_a_sampling_amplified_is_plain_and_practical_a_third_on_the_scale() -> None:
-    participation = Participation(rounds=3900, min_separation=390)
-    plain, amplified, practical = (
-        select_lambda(participation, objective=o, **BUDGET) for o in ("rmse", "amplified-rmse", "practical")
+@pytest.mark.parametrize(("n", "b"), [(12, 3), (3900, 390)])
+def test_without_a_sampling_amplified_is_plain_and_the_excess_over_one_is_a_third(n: int, b: int) -> None:
+    plain, amplified, excess = (
+        select_lambda(Participation(rounds=n, min_separation=b), objective=o, **BUDGET)
+        for o in ("rmse", "amplified-rmse", "excess")
     )
     assert amplified.lam == plain.lam
-    assert 1 / (1 - practical.lam) == pytest.approx(1 / (1 - plain.lam) / 3)
-    assert practical.value > plain.value
-    small = Participation(rounds=12, min_separation=3)
-    assert select_lambda(small, objective="rmse", **BUDGET).lam < 2 / 3
-    assert select_lambda(small, objective="practical", **BUDGET).lam == 0
+    assert excess.lam / (1 - excess.lam) == pytest.approx(plain.lam / (1 - plain.lam) / 3)
+    assert excess.value == dict(zip(excess.lams, excess.values, strict=True))[excess.lam] > plain.value
 
 
-def test_a_third_of_the_excess_over_one_is_not_none_where_there_is_some() -> None:
-    for participation in (Participation(rounds=12, min_separation=3), Participation(rounds=3900, min_separation=390)):
-        plain, practical, excess = (
-            select_lambda(participation, objective=o, **BUDGET) for o in ("rmse", "practical", "excess")
-        )
-        assert excess.lam / (1 - excess.lam) == pytest.approx(plain.lam / (1 - plain.lam) / 3)
-        assert practical.lam < excess.lam < plain.lam
-        assert excess.value == dict(zip(excess.lams, excess.values, strict=True))[excess.lam] > plain.value
-
-
-@pytest.mark.parametrize("objective", ["rmse", "practical", "excess"])
+@pytest.mark.parametrize("objective", ["rmse", "excess"])
 def test_the_curve_is_sorted_and_holds_the_choice(objective: str) -> None:
     found = select_lambda(Participation(rounds=100, min_separation=20), objective=objective, **BUDGET)
     assert found.lams[0] == 0
@@ -178,8 +159,8 @@ def test_amplified_search_finds_the_minimum_of_the_calibrated_error(monkeypatch:
     assert 1 / (1 - found.lam) == pytest.approx(scales[int(np.argmin(errors))], rel=0.1)
     assert found.value == pytest.approx(min(errors), rel=2e-3)
     assert len(calls) == len(found.lams) <= 14
-    practical = select_lambda(participation, objective="practical", **BUDGET)
-    assert 1 / (1 - practical.lam) == pytest.approx(1 / (1 - found.lam) / 3)
+    excess = select_lambda(participation, objective="excess", **BUDGET).lam
+    assert excess / (1 - excess) == pytest.approx(found.lam / (1 - found.lam) / 3)
 
 
 @pytest.mark.slow

@@ -9,14 +9,14 @@ from command_line import figures, run
 
 from fedcgd.accounting import search, selection
 from fedcgd.accounting.coverage import NegativeEntryError
-from fedcgd.accounting.selection import select_bands, select_mechanism
+from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import BIFR, BLT, BandedToeplitz, BandInvMF, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of, write_mechanism
+from fedcgd.optimisation.catalogue import spelling_of, write_mechanism
 from fedcgd.optimisation.damping import damped
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -68,18 +68,6 @@ def test_bands_and_gamma_are_chosen_together() -> None:
     found = select_mechanism("bifr", KNOWN, **BUDGET)
     best = {bands: select_mechanism(f"bifr:{bands}", KNOWN, **BUDGET) for bands in (1, 2, 4, 8, 12)}
     assert found == min(best.values(), key=error)
-    chosen = select_bands(MechanismSpec.parse("bifr"), lambda _: KNOWN, 12, **BUDGET)
-    assert chosen.mechanism == found
-    assert dict(chosen.errors).keys() == best.keys()
-
-
-def test_full_batches_need_next_to_no_correlation() -> None:
-    """Corollary 6 of arXiv:2601.22334 says none."""
-    everybody = Participation(rounds=30)
-    assert select_mechanism("lambda-mu", everybody, **BUDGET) == LambdaMuCGD(0.0, 0.0)
-    found = select_mechanism("bifr:4", everybody, **BUDGET)
-    assert isinstance(found, BIFR)
-    assert found.gamma == pytest.approx(1e-3)
 
 
 def test_numbers_for_a_curvature_are_those_of_least_loss() -> None:
@@ -224,18 +212,6 @@ def test_a_plan_is_accounted_for_with_the_damped_mechanism() -> None:
     assert rmse < before
     assert Plan.calibrated(plan.mechanism, few, **budget) == plan
     assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
-
-
-def test_bands_under_random_allocation_are_damped_by_its_accounting() -> None:
-    """Two epochs of 6 rounds: less error than undamped, with as many bands."""
-    epochs = Participation(rounds=12, max_participations=2, sampling="random-allocation")
-    budget = {"clip_norm": 1.0, "epsilon": 4.0, "delta": 1e-3}
-    plain = catalogue.mechanism("banded-toeplitz:3", epochs)
-    plan, undamped = (Plan.calibrated(one, epochs, **budget) for one in ("banded-toeplitz:3", plain))
-    assert isinstance(plan.mechanism, BandedToeplitz)
-    assert len(plan.mechanism.values) == 3
-    rmse, before = (error_norms(each.mechanism, 12).rmse(each.noise_multiplier) for each in (plan, undamped))
-    assert rmse < before
 
 
 WHEN = ["--rounds", "60", "--separation", "12", "--delta", "1e-5", "--sampling", "balls-in-bins"]

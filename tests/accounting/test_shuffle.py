@@ -25,11 +25,11 @@ def test_no_order_moves_more_than_is_accounted_for(mechanism: Mechanism, block: 
     """3 epochs of 4 rounds."""
     run = Participation(rounds=12, min_separation=5 - block, max_participations=3, sampling="shuffle")
     found = compute_epsilon(mechanism, run, noise_multiplier=2.0, delta=1e-5)
-    assert found.sensitivity is not None
-    assert found.sensitivity >= worst(matrix(mechanism, 12), 4, block) * (1 - 1e-12)
+    assert found.proof.sensitivity is not None
+    assert found.proof.sensitivity >= worst(matrix(mechanism, 12), 4, block) * (1 - 1e-12)
     known = Participation(rounds=12, min_separation=5 - block, max_participations=3)
     assert found.epsilon == compute_epsilon(mechanism, known, noise_multiplier=2.0, delta=1e-5).epsilon
-    assert found.failure_probability == 0
+    assert found.proof.failure_probability == 0
 
 
 @pytest.mark.parametrize("released", range(1, 12))
@@ -39,14 +39,14 @@ def test_first_rounds_hold_no_more_participations_than_epochs_that_have_begun(
 ) -> None:
     run = Participation(rounds=12, max_participations=3, sampling="shuffle")
     found = compute_epsilon(mechanism, run, noise_multiplier=2.0, delta=1e-5, released=released)
-    assert found.sensitivity is not None
-    assert found.sensitivity >= worst(matrix(mechanism, 12)[:released], 4, 4, 3) * (1 - 1e-12)
+    assert found.proof.sensitivity is not None
+    assert found.proof.sensitivity >= worst(matrix(mechanism, 12)[:released], 4, 4, 3) * (1 - 1e-12)
     if isinstance(mechanism, DPSGD):
-        assert found.sensitivity == pytest.approx((-(-released // 4)) ** 0.5)
+        assert found.proof.sensitivity == pytest.approx((-(-released // 4)) ** 0.5)
 
 
 def test_of_independent_noise_it_is_exact() -> None:
     run = Participation(rounds=12, max_participations=3, sampling="shuffle")
     found = compute_epsilon(DPSGD(), run, noise_multiplier=2.0, delta=1e-5)
-    assert found.exact
-    assert found.sensitivity == pytest.approx(worst(np.eye(12), 4, 4))
+    assert found.proof.exact
+    assert found.proof.sensitivity == pytest.approx(worst(np.eye(12), 4, 4))

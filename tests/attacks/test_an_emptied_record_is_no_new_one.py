@@ -175,24 +175,6 @@ def test_key_and_record_are_made_together(tmp_path: Path) -> None:
     assert names & set((tmp_path / "noise.key").read_text().replace(",", "").split())
 
 
-def test_a_key_of_an_earlier_version_goes_on_with_its_record(folder: Path) -> None:
-    """It says that it has one, and not which; the record has no name in a first line."""
-    for name, use in (("noise.key.runs", a_run), ("keeper.key.record", a_keeper)):
-        record = folder / name
-        key = record.with_suffix("")
-        line = "# made together with a register of its runs, in a file beside it: keep the two together"
-        key.write_text(f"{key.read_text().split()[0]}\n{line}\n")
-        with closing(sqlite3.connect(record)) as connection:
-            connection.execute("DROP TABLE record")
-        use(folder)
-        touched(record)
-        with pytest.raises(ValueError, match="is empty"):
-            use(folder)
-        record.unlink()
-        with pytest.raises(ValueError, match="not there"):
-            use(folder)
-
-
 def test_a_key_is_not_made_beside_an_emptied_record(tmp_path: Path) -> None:
     (tmp_path / "noise.key.runs").touch(0o600)
     with pytest.raises(ValueError, match="used with"):

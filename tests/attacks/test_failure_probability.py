@@ -15,7 +15,7 @@ BINS = Participation(rounds=12, min_separation=4, sampling="balls-in-bins")
 def test_the_risk_of_the_draws_is_a_small_part_of_delta(delta: float) -> None:
     """It was 1e-6, at δ = 1e-14 too."""
     found = calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=delta)
-    assert 0 < found.failure_probability <= min(1e-12, delta / 100)
+    assert 0 < found.proof.failure_probability <= min(1e-12, delta / 100)
     assert "δ includes" in str(found)
 
 

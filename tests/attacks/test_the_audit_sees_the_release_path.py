@@ -62,7 +62,7 @@ def test_a_wrong_lambda_is_refuted(path: str, monkeypatch) -> None:
 def test_a_replay_that_takes_its_own_rounds_noise_for_the_last_ones_is_refuted(monkeypatch) -> None:
     add = run_noise.add_noise
 
-    def wrong(total, stream, terms, stddev, grid):
+    def wrong(total, stream, terms, stddev, grid, *, start=0):
         (round, nonce, weight), *earlier = terms
         add(total, stream, [(round, nonce, weight + sum(w for _, _, w in earlier))], stddev, grid)
 
@@ -73,7 +73,7 @@ def test_a_replay_that_takes_its_own_rounds_noise_for_the_last_ones_is_refuted(m
 def test_one_noise_for_all_rounds_is_refuted(monkeypatch) -> None:
     add = run_noise.add_noise
 
-    def wrong(total, stream, terms, stddev, grid):
+    def wrong(total, stream, terms, stddev, grid, *, start=0):
         add(total, stream, [(0, 0, weight) for _, _, weight in terms], stddev, grid)
 
     monkeypatch.setattr(run_noise, "add_noise", wrong)

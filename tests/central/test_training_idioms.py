@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
@@ -43,21 +42,9 @@ def clipped(gradients):
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO NOISE")
 
 
-class Own(nn.Module):
-    """A model of no known kind."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = model()
-
-    def forward(self, x):
-        return self.inner(x)
-
-
-@pytest.mark.parametrize("module", [model, Own])
-def test_the_gradients_of_copies_are_averaged_before_they_are_clipped(module):
+def test_the_gradients_of_copies_are_averaged_before_they_are_clipped():
     """Four copies that the transform made, of each example its own, whatever the order of anything."""
-    network, (inputs, targets), made, drawn = module(), examples(), [], []
+    network, (inputs, targets), made, drawn = model(), examples(), [], []
 
     def noisy(x, y):
         drawn.append(torch.randn(5))
@@ -137,21 +124,6 @@ def test_low_rank_adapters():
     np.testing.assert_allclose(filled(network) * EXAMPLES, expected, rtol=1e-4, atol=1e-6)
     assert network.frozen.weight.grad is None
     assert torch.equal(network.frozen.weight, before)
-
-
-def test_averages_of_weights_are_torchs():
-    network = model()
-    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
-    step = PrivateGradient(network, cross_entropy, TensorDataset(*examples()), plan(0.5), key=NoiseKey.simulation(1))
-    kept = None
-    for _ in range(4):
-        step()
-        optimizer.step()
-        average.update_parameters(network)
-        weight = network[0].weight.detach().clone()
-        kept = weight if kept is None else 0.5 * kept + 0.5 * weight
-    torch.testing.assert_close(average.module[0].weight.detach(), kept)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -10,7 +10,7 @@ from fedcgd.native.vector_kernels import (
     NUMPY,
     aligned,
     compiled,
-    kernels_for,
+    kernels,
     squared_distance,
     sum_of_lanes,
 )
@@ -115,19 +115,13 @@ def test_squared_distance_of_more_than_a_stretch(extra: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_not_finite_never_has_a_finite_distance(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "kernels_for", lambda numbers: FORMS[form])
+    monkeypatch.setattr(module, "kernels", lambda: FORMS[form])
     one, two = (each.ravel() for each in np.meshgrid(EXTREMES, EXTREMES))
     for x, y in zip(one, two, strict=True):
         for place in (0, CHUNK + 9):
             a, b = np.ones((2, CHUNK + 10), np.float32)
             a[place], b[place] = x, y
             assert np.isfinite(squared_distance(a, b)) == (np.isfinite(x) and np.isfinite(y)), (x, y)
-
-
-def test_machine_code_is_loaded_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_through", 0)
-    assert kernels_for(module._PATIENCE) is NUMPY
-    assert kernels_for(1) is FORMS["machine code"]
 
 
 def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +132,6 @@ def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(module, "library", no_library)
     try:
-        assert kernels_for(2**40) is NUMPY
+        assert kernels() is NUMPY
     finally:
         compiled.cache_clear()

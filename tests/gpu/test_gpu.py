@@ -17,7 +17,6 @@ from torch.nn import functional
 from fedcgd.clipping import gpu_code as clipping_gpu_code
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
-from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
 from fedcgd.noise import gpu_code
@@ -135,12 +134,11 @@ def test_curvature() -> None:
     def answer(device: str):
         module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(device)
         public = Public(module, cross_entropy, torch.randn(9, 3, dtype=torch.float64), classes=2)
-        trained = pretrained(public, epochs=1).self_labelled()
+        trained = pretrained(public, epochs=1)
         hessian = trained.hessian(clip_norm=0.5, chunk=5)
-        every = measure_spectrum(hessian, eigenvalues=100).largest
-        some = measure_spectrum(hessian, eigenvalues=3, probes=1, steps=5).spectrum.eigenvalues
-        reference = Reference.from_hessian(public.hessian(), eigenvalues=3)
-        return np.array([*every, *some, reference.dominance(hessian, warn=False), reference.eigenvalue_ratio(hessian)])
+        every = measure_spectrum(hessian, eigenvalues=100).eigenvalues
+        some = measure_spectrum(hessian, eigenvalues=3, probes=1, steps=5).eigenvalues
+        return np.array([*every, *some])
 
     expected, found = both(answer)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
@@ -176,7 +174,7 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu_code, "_tile_hashes", launches)
     monkeypatch.setattr(clipping_gpu_code, "_squares", launches)
     monkeypatch.setattr(clipping_gpu_code, "_accumulate", launches)
-    total, key = torch.zeros(10, dtype=torch.float64), np.zeros(8, np.uint32)
+    total, key = torch.zeros(10, dtype=torch.int64), np.zeros(8, np.uint32)
     gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
     gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
     gpu_code.fill_normals(total, 0, key)

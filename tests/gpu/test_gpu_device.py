@@ -64,7 +64,7 @@ def test_numbers_have_the_bits_of_a_cpu(size: int, start: int, kernels: GpuKerne
 def test_sums_have_the_whole_numbers_of_a_cpu(terms: int, kernels: GpuKernels) -> None:
     size = 300_001
     made = [(i, 7, (-0.9) ** i) for i in range(terms)]
-    total, expected = torch.arange(size, dtype=torch.float64, device=CUDA), np.arange(size)
+    total, expected = torch.arange(size, device=CUDA), np.arange(size)
     TensorNormals(STREAM, GRID).add(total, made, 3.0)
     LatticeNormals(STREAM, GRID).add(expected, made, 3.0)
     np.testing.assert_array_equal(total.cpu().numpy(), expected)
@@ -95,12 +95,12 @@ def test_more_numbers_in_rows_than_an_int32_counts(room: None) -> None:
 
 
 def test_the_digest_of_a_sum_is_that_of_numpy(kernels: GpuKernels) -> None:
-    steps = torch.arange(30_000_000, dtype=torch.float64, device=CUDA)  # hashed twice
-    hashes, key = steps.cpu().numpy().astype(np.int64), bytes(32)
+    steps = torch.arange(30_000_000, device=CUDA)  # hashed twice
+    hashes, key = steps.cpu().numpy(), bytes(32)
     found = sum_digest(steps, key)
     for _ in range(2):
         key = tensors.hashlib.sha256(b"fedcgd fingerprint" + key).digest()
-        coefficients = tensors._coefficients(key)
+        coefficients = tensors._coefficients(key, torch.device("cpu")).numpy()
         tiles = np.pad(hashes, (0, -len(hashes) % coefficients.shape[1])).reshape(-1, coefficients.shape[1])
         hashes = np.stack([(tiles * row).sum(1) for row in coefficients], axis=1).reshape(-1)
     np.testing.assert_array_equal(found, hashes)
@@ -158,7 +158,7 @@ def test_a_pure_step_is_that_of_a_cpu(make, mechanism, tmp_path: Path) -> None:
 
 
 def test_another_stream() -> None:
-    total, expected = torch.zeros(10_000_000, dtype=torch.float64, device=CUDA), np.zeros(10_000_000, np.int64)
+    total, expected = torch.zeros(10_000_000, dtype=torch.int64, device=CUDA), np.zeros(10_000_000, np.int64)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         for i in range(3):

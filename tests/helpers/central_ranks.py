@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-import time
 import warnings
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -16,7 +15,7 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from plans import make_plan
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import LambdaCGD, Mechanism, NoiseKey, Participation, Plan
 from fedcgd.central.releases import Releases
@@ -51,7 +50,6 @@ class Job:
     in_round: int = 3
     load: bool = False
     listen: bool = False
-    timeout: float = 60.0
     plain: bool = False
     """One process, without a process group."""
 
@@ -63,32 +61,6 @@ class MeanOfBatch(nn.Module):
         return x - x.mean(0)
 
 
-class Tied(nn.Module):
-    """A table of embeddings that is the last layer too; all parameters but the first layer's belong to the model itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.first, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.first(self.table((2 * x).round().clamp(-2, 2).long() + 2).mean(1))))
-
-
-class Recomputed(nn.Sequential):
-    """Layers whose forward pass runs again in the backward pass."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
-
-
-class LeftOut(nn.Sequential):
-    """A model whose last layer is not used."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self[1](self[0](x))
-
-
 def network(kind: str) -> nn.Module:
     """A model with the same weights on each call."""
     torch.manual_seed(3)
@@ -98,19 +70,6 @@ def network(kind: str) -> nn.Module:
         return nn.Sequential(MeanOfBatch(), nn.Linear(6, 3))
     if kind == "large":  # more coordinates than the noise's tiles
         return nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 3))
-    if kind == "tied":
-        return Tied()
-    if kind == "recomputed":
-        return Recomputed(nn.Linear(6, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 3))
-    if kind == "frozen":
-        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
-        model[0].requires_grad_(False)
-        model[2].bias.requires_grad_(False)
-        return model
-    if kind == "left out":
-        return LeftOut(nn.Linear(6, 5), nn.Linear(5, 3), nn.Linear(3, 3))
-    if kind == "no bias":
-        return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5, bias=False), nn.Linear(5, 3))
     return nn.Sequential(
         nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
     )
@@ -142,21 +101,14 @@ def train(job: Job, rank: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     here = job.trouble if rank == job.on_rank else ""
     data: Any = examples(job.dtype, job.examples)
-    if here == "order":
-        data = Subset(data, list(reversed(range(EXAMPLES))))
-    elif job.trouble == "order":
-        data = Subset(data, list(range(EXAMPLES)))
-    elif here == "shuffled":
-        data = TensorDataset(*(t.flip(0) for t in data.tensors))
     model = network(job.model).to(job.dtype)
     if not job.plain:
         model = DifferentiallyPrivateDistributedDataParallel(model)
     seed = 2 if here == "key" else 1
     key = NoiseKey.from_file(job.folder / "noise.key") if job.secret else NoiseKey.simulation(seed)
     engine = CorrelatedPrivacyEngine(key, record=None if job.plain else job.folder / "run.db")
-    rate = 0.3 if here != "rate" else 0.4
     # Of a round there are as many batches of the loader as `parts`; one part is one for each rank.
-    plain_optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+    plain_optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
     private = engine.make_private(
         module=model,
         optimizer=plain_optimizer,
@@ -191,7 +143,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
                 data_loader=loader, max_physical_batch_size=job.most_rows, optimizer=optimizer
             ) as batches:
                 steps(batches)
-    if job.trouble == "saved" or (rank == 0 and not job.load and job.epochs < job.planned_epochs):
+    if rank == 0 and not job.load and job.epochs < job.planned_epochs:
         engine.save_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
     return {
         "model": [p.detach().double().numpy().tobytes() for p in model.parameters()],
@@ -212,7 +164,7 @@ def listen() -> list[tuple[bytes, bytes]]:
         before = total.numpy().tobytes()
         noised = release(releases, total, *args)
         assert noised is not None
-        sums.append((before, noised.double().numpy().tobytes()))
+        sums.append((before, noised.numpy().tobytes()))
         return noised
 
     Releases.release = listening  # type: ignore[method-assign]
@@ -229,8 +181,6 @@ def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine, model: nn.
     if trouble == "dies before the record":
         # Between forward pass and step: what a crash of the program, or of the machine, looks like to the others.
         model.register_forward_hook(die)
-    elif trouble == "dies in the backward pass":
-        model[1].register_forward_hook(lambda _layer, _inputs, outputs: outputs.register_hook(die) and None)
     elif trouble == "dies after the record":
         put = Ledger.record_aggregated
 
@@ -239,36 +189,12 @@ def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine, model: nn.
             die()
 
         Ledger.record_aggregated = put_and_die  # type: ignore[method-assign]
-    elif trouble == "dies before the release":
-        release = Releases.release
-
-        def release_and_die(releases: Releases, total: torch.Tensor, round: int, rows: Any) -> torch.Tensor | None:
-            noised = release(releases, total, round, rows)
-            if round == job.in_round:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return noised
-
-        Releases.release = release_and_die  # type: ignore[method-assign]
     elif trouble == "no disk":
 
         def full(*_: Any) -> None:
             raise OSError("no space left on device")
 
         Ledger.record_aggregated = full  # type: ignore[method-assign]
-    elif trouble == "model":
-
-        def nudge(*_: Any) -> None:
-            if engine.accountant.released == job.in_round:
-                model.load_state_dict({name: t * 2 for name, t in model.state_dict().items()})  # is accepted here
-
-        model.register_forward_pre_hook(nudge)
-    elif trouble == "hangs":
-
-        def wait(*_: Any) -> None:
-            if engine.accountant.released == job.in_round:
-                time.sleep(60)
-
-        model.register_forward_hook(wait)
 
 
 def run_rank(job: Job, rank: int, ranks: int, meeting: Path) -> None:
@@ -278,8 +204,7 @@ def run_rank(job: Job, rank: int, ranks: int, meeting: Path) -> None:
     try:
         if not job.plain:
             store = dist.FileStore(str(meeting), ranks)
-            timeout = timedelta(seconds=job.timeout)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
         answer = train(job, rank)
     except Exception as error:
         answer = f"{type(error).__name__}: {error}"

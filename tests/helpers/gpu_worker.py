@@ -23,14 +23,14 @@ def normal(key: bytes, start: int, size: int) -> np.ndarray:
 
 
 def noise(start: int, size: int, keys: list[bytes], weights: list[float], smoothing: bytes, width: float) -> np.ndarray:
-    total = torch.arange(size, dtype=torch.float64)
+    total = torch.arange(size)
     words = [np.frombuffer(key, "<u4") for key in (*keys, smoothing)]
     KERNELS.add_to_grid(total, start, words[:-1], weights, words[-1], width)
     return total.numpy()
 
 
 def values(start: int, values: np.ndarray, scale: float, smoothing: bytes, width: float) -> np.ndarray:
-    total = torch.arange(len(values), dtype=torch.float64)
+    total = torch.arange(len(values))
     words = np.frombuffer(smoothing, "<u4")
     KERNELS.add_values_to_grid(total, start, torch.from_numpy(values), scale, words, width)
     return total.numpy()
@@ -54,7 +54,7 @@ def clipped(rows: np.ndarray, factors: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def apart(what: str) -> str:
     """What is said of numbers that are apart in memory."""
-    numbers = torch.zeros(20, 2, dtype=torch.float64)[:, 0]
+    numbers = torch.zeros(20, 2, dtype=torch.int64)[:, 0]
     try:
         if what == "noise":
             KERNELS.add_to_grid(numbers, 0, [], [], np.zeros(8, np.uint32), 1.0)
@@ -73,7 +73,7 @@ def rounds(mechanism: object, mode: str, stddev: float, size: int) -> list[np.nd
     """The sums of two rounds, beginning with whole numbers, as the Opacus engine has them."""
     tensors.gpu_kernels = lambda device: KERNELS  # type: ignore[assignment]
     source = NoiseSource(mechanism, 3, TensorNormals(NoiseStream(bytes(range(32))), Lattice(2.0**-18)), mode)  # type: ignore[arg-type]
-    totals = [torch.arange(size, dtype=torch.float64) for _ in range(2)]
+    totals = [torch.arange(size) for _ in range(2)]
     for t, total in enumerate(totals):
         source.add(total, [5, 0, 7][: t + 1], stddev)
     return [total.numpy() for total in totals]

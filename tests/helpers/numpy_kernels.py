@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fedcgd.noise import tensors
-from fedcgd.noise.kernels import NUMPY
+from fedcgd.noise.stream import NUMPY
 from fedcgd.noise.tensors import GpuKernels
 
 
@@ -17,17 +17,15 @@ def numpy_kernels(*, wrong: bool = False) -> GpuKernels:
         out.copy_(torch.from_numpy(z))
 
     def add_to_grid(total, start, keys, weights, smoothing, width) -> None:
-        steps = total.to(torch.int64).numpy()
-        NUMPY.add_to_grid(steps, start, keys, weights, smoothing, width)
-        steps[-1] += wrong
-        total.copy_(torch.from_numpy(steps))
+        NUMPY.add_to_grid(total.numpy(), start, keys, weights, smoothing, width)
+        total[-1] += wrong
 
     def add_values_to_grid(total, start, values, scale, smoothing, width) -> None:
         noise = torch.zeros_like(total)
         add_to_grid(noise, start, [], [], smoothing, width)
         first, last = start // 1536, -(-(start + len(total)) // 1536)
         words = tensors.words_of(smoothing.astype("<u4").tobytes(), first, last)[start - first * 1536 :][: len(total)]
-        total += torch.from_numpy(np.rint(values.double().numpy() * scale + width * words))
+        total += torch.from_numpy(np.rint(values.double().numpy() * scale + width * words).astype(np.int64))
 
     def tile_hashes(numbers, coefficients):
         steps = numbers.to(torch.int64).numpy()

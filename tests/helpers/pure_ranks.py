@@ -45,11 +45,7 @@ def train(folder: Path, kind: str, group: dist.ProcessGroup | None) -> torch.Ten
     rank = 0 if group is None else dist.get_rank(group)
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(36, 6, generator=generator), torch.randint(0, 3, (36,), generator=generator))
-    model = nn.Sequential(nn.Linear(6, 400), nn.Tanh(), nn.Linear(400, 3)) if "known" in kind else Network()
-    if "known" in kind:
-        torch.manual_seed(0)
-        for p in model.parameters():
-            nn.init.normal_(p, std=0.1)
+    model = Network()
     record = folder / f"{kind}.db" if "recorded" in kind else None
     step = PrivateGradient(
         model, cross_entropy, data, plan(0.0 if "noiseless" in kind else 0.7), key=NoiseKey.simulation(2), record=record,

@@ -86,7 +86,7 @@ def test_a_run_that_went_on_in_two_places_costs_both(tmp_path: Path) -> None:
     assert {(group.users, len(group.ledgers)) for group in found.groups} == {(4, 2), (1, 1)}  # bob is in one of them
     assert found.worst.planned.epsilon == pytest.approx(epsilon, rel=1e-6)
     assert len(found.worst.ledgers) == 2
-    assert not found.worst.planned.exact
+    assert not found.worst.planned.proof.exact
     assert found.worst.released.epsilon == pytest.approx(epsilon, rel=1e-6)
     assert joint([one, two], user="bob").worst.planned.epsilon <= 8.0001
     assert found.problems == ()

@@ -5,13 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from app_runs import DEFAULTS
 from command_line import run
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import (
     BIFR,
@@ -22,17 +19,13 @@ from fedcgd import (
     LambdaCGD,
     LambdaMuCGD,
     Mechanism,
-    NoiseKey,
     Normalized,
     Participation,
     Plan,
 )
 from fedcgd.ledger import verify
-from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
-from fedcgd.optimisation.noise_curve import noise_curve
-from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd_experiments.central import claim, mechanism_of
 from fedcgd_experiments.point import Setup
 from fedcgd_simulations import server_app
@@ -129,33 +122,6 @@ def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
     missing = run("account", "--mechanism", f"file:{tmp_path}", *options[:-1])
     assert missing.exit_code == 2
     assert "directory" in missing.stderr
-
-
-def test_an_engine_for_opacus_takes_a_file(tmp_path: Path) -> None:
-    """As a spelling, with a budget in Opacus' words: the same run as that of the mechanism that the file holds."""
-    participation = Participation(rounds=6, min_separation=3)
-    quadratic = Quadratic(Spectrum.from_eigenvalues([1.0, 0.1]), 0.5)
-    made = noise_curve(2, participation, quadratic=quadratic)
-    write_mechanism(made, tmp_path / "noise.json")
-    weights = []
-    for mechanism in (made, f"file:{tmp_path / 'noise.json'}"):
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        examples = TensorDataset(torch.randn(12, 3), torch.randint(0, 2, (12,)))
-        engine = CorrelatedPrivacyEngine(key=NoiseKey.simulation(0))
-        module, optimizer, loader = engine.make_private_with_epsilon(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), mechanism=mechanism,
-            data_loader=DataLoader(examples, batch_size=4), target_epsilon=2.0, target_delta=1e-5, epochs=2,
-            max_grad_norm=1.0, sampling="none",
-        )  # fmt: skip
-        for _ in range(2):
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(module(inputs), targets).backward()
-                optimizer.step()
-        assert engine.get_epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
-        weights.append(model.weight.detach().clone())
-    assert torch.equal(*weights)
 
 
 def test_a_flower_run_takes_a_file_and_its_ledger_keeps_what_it_said(tmp_path: Path) -> None:

@@ -25,13 +25,12 @@ from fedcgd.mechanisms import (
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
-    bandwidth,
     inverse_matrix,
     matrix,
 )
 from fedcgd.mechanisms import toeplitz as series
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description
+from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description, spelling_of
 from fedcgd.participation import Participation
 
 
@@ -52,7 +51,7 @@ def test_columns_can_be_had_alone_and_the_band_is_true(mechanism) -> None:
     np.testing.assert_array_equal(mechanism.columns(N, np.array([5, 0, 12])), c[:, [5, 0, 12]])
     assert np.all(np.triu(c, 1) == 0)
     assert np.all(np.diag(c) > 0)
-    p = bandwidth(mechanism, N)
+    p = mechanism.bandwidth(N)
     assert np.all(np.tril(c, -p) == 0)
     if p < N:
         assert np.any(np.diag(c, 1 - p))
@@ -126,7 +125,7 @@ def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
     made = catalogue.mechanism(text, RUN)
     assert made == expected
     assert made.name == text.partition(":")[0]
-    assert str(MechanismSpec.parse(text)) == text
+    assert str(MechanismSpec.parse(text)) == text == spelling_of(made)
 
 
 @pytest.mark.parametrize(
@@ -151,59 +150,55 @@ def test_numbers_are_left_open_from_the_right(text: str, values, symbols, bands)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "part"),
     [
-        (
-            "sgd",
-            "unknown mechanism 'sgd'; did you mean dp-sgd\\? The mechanisms are dp-sgd, lambda-cgd, ",
-        ),
-        ("", "unknown mechanism ''"),
-        ("LAMBDA-CGD:0.9", "unknown mechanism 'LAMBDA-CGD'; did you mean lambda-cgd:0.9\\? The mechanisms are"),
-        ("lambda_cgd:0.9:normalized", r"did you mean lambda-cgd:0.9:normalized\?"),
-        ("BISR", r"did you mean bisr\? The"),
-        ("lambda-cgd", r"lambda-cgd needs λ, .* in \[0, 1\): write lambda-cgd:λ"),
-        ("dp-sgd:0.5", "dp-sgd is written dp-sgd or dp-sgd:normalized, got 'dp-sgd:0.5'"),
-        ("bisr:4:5", "bisr is written bisr:p or bisr:p:normalized, got 'bisr:4:5'"),
-        ("bisr:normalized:4", "bisr is written bisr:p"),
-        ("bifr:3:0.7:1", "bifr is written bifr:p:γ or bifr:p:γ:normalized, got 'bifr:3:0.7:1'"),
-        (
-            "bifr::0.7",
-            "p of bifr must be a whole number, got 'bifr::0.7'; write bifr:p:γ, and leave numbers out from the right",
-        ),
-        ("bifr:3:normalized:0.7", "γ of bifr must be a number, got|bifr is written"),
-        ("bifr:3", r"bifr needs γ, the power of 1 − x, in \(0, 1\]: write bifr:p:γ"),
-        ("bifr:normalized", "bifr needs p, the number of bands, and γ, .*: write bifr:p:γ"),
-        ("bifr:3:2", r"gamma must be in \(0, 1\], got 2.0"),
-        ("lambda-mu:0.8", r"lambda-mu needs μ, in \[−λ, 1\): write lambda-mu:λ:μ"),
-        ("lambda-mu:0.8:x", "μ of lambda-mu must be a number, got 'lambda-mu:0.8:x'"),
-        ("bisr:", "p of bisr must be a whole number, got 'bisr:'"),
-        ("bisr:p=4", "p of bisr must be a whole number, got 'bisr:p=4'"),
-        ("bisr:2.5", "p of bisr must be a whole number, got 'bisr:2.5'"),
-        ("lambda-cgd:x", "λ of lambda-cgd must be a number, got 'lambda-cgd:x'"),
-        ("lambda-cgd:1", r"lam must be in \[0, 1\), got 1.0"),
-        ("lambda-cgd:nan", r"lam must be in \[0, 1\), got nan"),
-        ("nu-dp-ftrl:-0.1", r"nu must be in \[0, 1\), got -0.1"),
-        ("bisr:0", "bandwidth must be at least 1, got 0"),
-        ("tree:normalized", "tree cannot be normalised"),
+        ("sgd", "mean dp-sgd"),
+        ("", "unknown"),
+        ("LAMBDA-CGD:0.9", "mean lambda-cgd:0.9"),
+        ("lambda_cgd:0.9:normalized", "mean lambda-cgd:0.9:normalized"),
+        ("lambda-cgd", "needs λ"),
+        ("dp-sgd:0.5", "dp-sgd:normalized"),
+        ("bisr:4:5", "bisr:p:normalized"),
+        ("bisr:normalized:4", "bisr:p"),
+        ("bifr::0.7", "write bifr:p:γ"),
+        ("bifr:normalized", "needs p, .* and γ"),
+        ("lambda-mu:0.8:x", "^μ of lambda-mu"),
+        ("bisr:2.5", "^p of bisr"),
+        ("lambda-cgd:1", "^lam .*1.0"),
+        ("bisr:0", "^bandwidth .*0"),
+        ("tree:normalized", "tree cannot"),
     ],
 )
-def test_what_is_misspelled_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_is_misspelled_is_refused(text: str, part: str) -> None:
+    with pytest.raises(ValueError, match=part):
         catalogue.mechanism(text, RUN)
 
 
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: BandedToeplitz(()), "coefficients must be finite numbers"),
-        (lambda: BandedToeplitz((0.0, 1.0)), "the first of them positive"),
-        (lambda: BandInvMF((1.0, math.inf)), "inverse coefficients must be finite"),
+        (lambda: BandedToeplitz(()), "^coefficients"),
+        (lambda: BandedToeplitz((0.0, 1.0)), "^coefficients"),
+        (lambda: BandInvMF((1.0, math.inf)), "^inverse"),
         (lambda: BLT((0.1, 0.2), (0.5,)), "as many decays"),
         (lambda: BLT((0.1,), (1.0,)), r"decays in \[0, 1\)"),
-        (lambda: BLT((-0.1,), (0.5,)), "scales must not be negative"),
+        (lambda: BLT((-0.1,), (0.5,)), "^scales"),
         (lambda: Dense("dense", -np.eye(3)), "positive diagonal"),
         (lambda: Dense("dense", np.ones((3, 3))), "outside the matrix"),
         (lambda: Dense("dense", np.ones((3, 4))), r"shape \(rounds, p\)"),
+        (lambda: BandInvMF((0.0, 1.0)), "inverse coefficients"),
+        (lambda: BISR(1.5), "bandwidth"),
+        (lambda: BIFR(3, 0.0), "gamma"),
+        (lambda: BIFR(3, 1.01), "gamma"),
+        (lambda: BIFR(3, math.nan), "gamma"),
+        (lambda: BIFR(0, 0.5), "bandwidth"),
+        (lambda: LambdaMuCGD(1.0, 0.0), "lam"),
+        (lambda: LambdaMuCGD(-0.1, 0.5), "lam"),
+        (lambda: LambdaMuCGD(0.2, -0.3), "mu"),
+        (lambda: LambdaMuCGD(0.2, 1.0), "mu"),
+        (lambda: LambdaMuCGD(0.2, math.nan), "mu"),
+        (lambda: LambdaCGD(math.nan), "lam"),
+        (lambda: NuDPFTRL(-0.1), "nu"),
         (lambda: from_description({"name": "nothing"}), "unknown mechanism"),
     ],
 )

@@ -11,6 +11,7 @@ from fedcgd.accounting import PastRun, compose
 from fedcgd.accounting.gaussian import delta as gaussian_delta
 from fedcgd.ledger import JointBudget
 from fedcgd.mechanisms import BLT, BandedToeplitz
+from fedcgd.mechanisms.workload import Workload
 from fedcgd.support.numbers import as_float, as_whole
 
 RUN = Participation(rounds=20, min_separation=5)
@@ -46,6 +47,7 @@ def test_epsilon_and_delta_of_numbers_in_half_precision(participation) -> None:
         BLT((HALF,), (HALF,)),
         BandedToeplitz((np.float32(1), HALF)),
         BSR(np.int64(3)),
+        Workload(momentum=HALF, learning_rates=(HALF,)),
         BISR(np.int8(3)),
         Participation(rounds=np.int64(20), min_separation=np.int32(5), max_participations=np.int8(4)),
         Participation(rounds=20, sampling="poisson", sampling_rate=np.float32(0.5)),

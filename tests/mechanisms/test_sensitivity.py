@@ -27,8 +27,8 @@ from fedcgd.mechanisms import (
     matrix,
 )
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT
-from fedcgd.mechanisms.sensitivity import _gram, _sum_of_columns, sensitivity
-from fedcgd.mechanisms.worst_patterns import best_banded, best_separated, gram_bound, lag_bound, normalized_bound
+from fedcgd.mechanisms.sensitivity import _gram, sensitivity
+from fedcgd.mechanisms.worst_patterns import best_separated, gram_bound, lag_bound, normalized_bound
 from fedcgd.participation import Participation
 
 MONOTONE = [
@@ -57,6 +57,7 @@ OTHERS = [
     Normalized(LambdaCGD(0.3)),
     Normalized(SquareRootToeplitz()),
     Normalized(BSR(3)),
+    Normalized(BSR(6)),
     Normalized(BISR(3)),
     LambdaMuCGD(0.5, -0.5),
     LambdaMuCGD(0.7, -0.6),
@@ -94,19 +95,10 @@ def test_against_all_patterns_and_signs(mechanism, n_k_b) -> None:
 
 
 @pytest.mark.parametrize("n_k_b", SETTINGS, ids=str)
-@pytest.mark.parametrize("lam", [0.0, 0.5, 0.99])
-def test_lemma_8(lam, n_k_b) -> None:
-    n, k, b = n_k_b
-    found = sensitivity(Normalized(LambdaCGD(lam)), plan(n, k, b))
-    truth = oracle.sensitivity(oracle.normalized(oracle.toeplitz(lam ** np.arange(n), n)), k, b)
-    assert found.exact
-    assert found.value == pytest.approx(truth, rel=1e-12)
-    assert found.pattern == tuple(range(0, min(k, -(-n // b)) * b, b))
-
-
-@pytest.mark.parametrize("n_k_b", SETTINGS, ids=str)
 @pytest.mark.parametrize(
-    "mechanism", [LambdaCGD(0.7), SquareRootToeplitz(), NuDPFTRL(0.2), BLT((0.3, 0.2), (0.9, 0.5))], ids=str
+    "mechanism",
+    [LambdaCGD(0.0), LambdaCGD(0.7), LambdaCGD(0.99), SquareRootToeplitz(), NuDPFTRL(0.2), BLT((0.3, 0.2), (0.9, 0.5))],
+    ids=str,
 )
 def test_unit_columns_of_log_convex_coefficients_are_worst_leftmost(mechanism, n_k_b) -> None:
     n, k, b = n_k_b
@@ -155,15 +147,9 @@ def test_vectors_of_any_direction_do_not_exceed_the_bound() -> None:
         assert np.linalg.norm(c[:, [0, 2, 4, 6]] @ u) <= bound
 
 
-def test_negative_gram_entries_count_by_size() -> None:
-    # Columns 0 and 1 of C are (1, −1) and (0, 1): with opposite signs their sum has norm √5, with equal signs 1.
-    found = sensitivity(BandInvMF((1.0, 1.0)), plan(2, 2, 1))
-    assert found.value == pytest.approx(math.sqrt(5), rel=1e-12)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 @settings(derandomize=True, max_examples=150, deadline=None)
-def test_banded_matrices_by_dynamic_programming_are_exact(seed, n, p, k, b) -> None:
+def test_bands_that_overlap_are_bounded_and_others_exact(seed, n, p, k, b) -> None:
     b, p = min(b, n), min(p, n)
     k = min(k, -(-n // b))
     generator = np.random.default_rng(seed)
@@ -175,8 +161,8 @@ def test_banded_matrices_by_dynamic_programming_are_exact(seed, n, p, k, b) -> N
     for rows in (n, released):
         found = sensitivity(mechanism, plan(n, k, b), released=rows)
         truth = oracle.sensitivity(matrix(mechanism, n), k, b, rows)
-        assert found.value == pytest.approx(truth, rel=1e-9) if p < n else found.value >= truth - 1e-12
-        assert found.exact or p == n
+        assert truth * (1 - 1e-12) <= found.value <= truth * (1 + 1e-9 if found.exact else 1.3)
+        assert found.exact or p > b
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4))
@@ -197,20 +183,6 @@ def test_bounds_for_any_series_and_any_matrix(seed, n, k, b) -> None:
     found, pattern = best_separated(values, k, b)
     assert found == pytest.approx(max(values[list(p)].sum() for p in oracle.patterns(n, k, b)))
     assert found == pytest.approx(values[list(pattern)].sum())
-
-
-def test_dynamic_program_and_separated_choice_agree() -> None:
-    values = np.array([3.0, 5, 4, 1, 0, 6, 2])
-    assert best_banded(values[:, None], 2, 2) == (11.0, (1, 5))
-    assert best_separated(values, 2, 2) == (11.0, (1, 5))
-
-
-def test_closed_form_of_lambda_cgd() -> None:
-    # sens² = (1 − λ^{2b})/((1 − λ²)(1 − λ^b)²)·Σ_j (1 − λ^{bj})² for n = k·b (eq. 13 of arXiv:2601.22334).
-    lam, k, b = 0.9, 10, 39
-    squares = (1 - lam ** (2 * b)) / ((1 - lam**2) * (1 - lam**b) ** 2)
-    squares *= sum((1 - lam ** (b * j)) ** 2 for j in range(1, k + 1))
-    assert sensitivity(LambdaCGD(lam), plan(k * b, k, b)).value == pytest.approx(math.sqrt(squares), rel=1e-12)
 
 
 def test_normalised_bands_that_do_not_overlap_give_the_root_of_k() -> None:
@@ -246,24 +218,6 @@ def test_too_large_for_a_gram_matrix_says_what_to_do() -> None:
 def test_a_million_rounds(mechanism) -> None:
     found = sensitivity(mechanism, plan(10**6, 10, 10**5))
     assert ("Theorem 1" in found.method) == (type(mechanism) is not BandInvMF)
-
-
-@pytest.mark.parametrize("released", range(1, 13))
-def test_first_rounds_fewer_than_the_bands(released: int) -> None:
-    participation = Participation(rounds=12, min_separation=3)
-    mechanism = Normalized(BSR(6))
-    found = sensitivity(mechanism, participation, released=released)
-    truth = oracle.sensitivity(oracle.normalized(matrix(BSR(6), 12)), 4, 3, released)
-    assert truth - 1e-12 <= found.value <= truth * (1 + 1e-9 if found.exact else 1.5)
-
-
-@pytest.mark.parametrize("mechanism", [Normalized(LambdaCGD(0.9)), Normalized(BSR(5)), SquareRootToeplitz()])
-@pytest.mark.parametrize("rows", [40, 61])
-def test_a_sum_of_columns_is_that_of_the_matrix(mechanism, rows) -> None:
-    """By a recurrence of C⁻¹, by the bands of C, and term by term: against the columns themselves, cut to the first rows."""
-    pattern = (0, 7, 14, 33)
-    by_definition = mechanism.columns(61, np.array(pattern))[:rows].sum(axis=1)
-    np.testing.assert_allclose(_sum_of_columns(mechanism, 61, rows, pattern), by_definition, rtol=1e-12, atol=1e-15)
 
 
 def test_the_gram_matrix_in_blocks_is_the_product() -> None:

@@ -10,7 +10,7 @@ from fedcgd.accounting.b_min_sep import drawing, recursion
 from fedcgd.accounting.random_participation import overlaps
 from fedcgd.native import library as machine_code
 from fedcgd.native import vector_kernels
-from fedcgd.noise import kernels as noise_kernels
+from fedcgd.noise import stream as noise_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADERS = {

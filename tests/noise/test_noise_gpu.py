@@ -15,9 +15,8 @@ import torch
 
 from fedcgd.mechanisms import BSR, LambdaCGD
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.kernels import NUMPY
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.noise.stream import words_of
+from fedcgd.noise.stream import NUMPY, words_of
 from fedcgd.noise.tensors import TensorNormals
 from fedcgd.release.run_noise import NoiseSource
 
@@ -140,7 +139,7 @@ def test_a_run_can_move_between_devices(answers) -> None:
     for (mechanism, mode, stddev, size), totals in of(answers, "rounds"):
         source = NoiseSource(mechanism, 3, TensorNormals(STREAM, Lattice(2.0**-18)), mode)
         for t, found in enumerate(totals):
-            total = torch.arange(size, dtype=torch.float64)
+            total = torch.arange(size)
             source.add(total, [5, 0, 7][: t + 1], stddev)
             # What is combined in buffers is combined by torch there and by NumPy here: ends of float32 may differ.
             np.testing.assert_allclose(found, total.numpy(), rtol=0, atol=0 if mode == "replay" else 2)
@@ -157,7 +156,7 @@ def compiled(
     """What Triton makes of the noise's kernel. Arguments of value 1 are constants to it."""
     from fedcgd.noise import gpu_code
 
-    sums = "*fp64" if rounded else "*fp32"
+    sums = "*i64" if rounded else "*fp32"
     types = {
         "total": sums,
         "values": "*fp32" if values else "constexpr",
@@ -236,7 +235,7 @@ def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: st
     from fedcgd.clipping import gpu_code as clipping
     from fedcgd.noise import gpu_code
 
-    types = {"out": "*i64", "numbers": "*fp64", "coefficients": "*i64", "size": size}
+    types = {"out": "*i64", "numbers": "*i64", "coefficients": "*i64", "size": size}
     constants = {"HASHES": 4, "BLOCK": 2048}
     hashes = assembled(
         gpu_code._tile_hashes, types | dict.fromkeys(constants, "constexpr"), constants, gpu_code.OPTIONS

@@ -9,10 +9,9 @@ import pytest
 
 from fedcgd.native.library import array, function, library
 from fedcgd.noise import NoiseStream, box_muller
-from fedcgd.noise import kernels as module
-from fedcgd.noise.kernels import NUMPY, kernels
+from fedcgd.noise import stream as module
 from fedcgd.noise.quantisation import Lattice, keyed_noise
-from fedcgd.noise.stream import COLUMNS, key_words
+from fedcgd.noise.stream import COLUMNS, NUMPY, kernels, key_words
 
 STREAM = NoiseStream(bytes(range(32)))
 KEY = key_words(bytes(range(32)))

@@ -21,50 +21,36 @@ NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
 MECHANISMS = [mechanism_table.ONE_OF_EACH[name] for name in ("lambda-cgd", "bisr", "bsr", "blt", "tree")]
 
 
+@pytest.mark.parametrize("kernels", [None, numpy_kernels()], ids=["in main memory", "by kernels"])
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 @pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
-def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism) -> None:
+def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism, kernels, monkeypatch) -> None:
+    monkeypatch.setattr(tensors, "gpu_kernels", lambda device: kernels)
     arrays = NoiseSource(mechanism, 9, LatticeNormals(STREAM, GRID), mode)
     made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
     for t in range(9):
         if t == 6:
             made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
-        expected, got = np.arange(11), torch.arange(11, dtype=torch.float64)
+        expected, got = np.arange(11), torch.arange(11)
         arrays.add(expected, NONCES[: t + 1], 3.0)
         made.add(got, NONCES[: t + 1], 3.0)
-        np.testing.assert_array_equal(got.numpy(), expected)
+        # Buffers are combined by torch here, and by NumPy there: some float32 ends differ.
+        np.testing.assert_allclose(got.numpy(), expected, atol=0 if mode == "replay" else 2)
         assert np.abs(expected - np.arange(11)).min() > 2**6
 
 
 @pytest.mark.parametrize("mode", ["replay", "buffer"])
-def test_a_sum_whose_numbers_are_apart_gets_its_noise(mode) -> None:
+def test_a_sum_whose_numbers_are_apart_is_refused(mode) -> None:
     """One column of a matrix: noise that went into a copy of it would be lost, and the sum released without."""
-    whole, flat = torch.zeros(11, 2, dtype=torch.float64), torch.zeros(11, dtype=torch.float64)
-    for total in (whole[:, 0], flat):
-        made = NoiseSource(LambdaCGD(0.8), 9, TensorNormals(STREAM, GRID), mode)
-        made.add(total, NONCES[:1], 3.0)
-    assert flat.abs().min() > 2**6
-    assert torch.equal(whole[:, 0], flat)
-    assert not whole[:, 1].any()
+    whole = torch.zeros(11, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="contiguous"):
+        NoiseSource(LambdaCGD(0.8), 9, TensorNormals(STREAM, GRID), mode).add(whole[:, 0], NONCES[:1], 3.0)
+    assert not whole.any()
 
 
 def test_kernels_are_used_only_if_their_bits_are_numpys() -> None:
     assert tensors.same_bits(numpy_kernels(), torch.device("cpu"))
     assert not tensors.same_bits(numpy_kernels(wrong=True), torch.device("cpu"))
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
-@pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
-def test_kernels_get_the_keys_and_weights_of_their_round(mode, mechanism, monkeypatch) -> None:
-    arrays = NoiseSource(mechanism, 9, LatticeNormals(STREAM, GRID), mode)
-    made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
-    monkeypatch.setattr(tensors, "gpu_kernels", lambda device: numpy_kernels())
-    for t in range(9):
-        expected, got = np.arange(11), torch.arange(11, dtype=torch.float64)
-        arrays.add(expected, NONCES[: t + 1], 3.0)
-        made.add(got, NONCES[: t + 1], 3.0)
-        # Buffers are combined by torch here, and by NumPy there: some float32 ends differ.
-        np.testing.assert_allclose(got.numpy(), expected, atol=0 if mode == "replay" else 2)
 
 
 def test_a_device_without_kernels_is_told_once_and_gets_the_same_numbers(monkeypatch) -> None:
@@ -100,7 +86,7 @@ def test_a_device_whose_kernels_give_other_bits_is_not_used(same: bool, monkeypa
 def test_what_does_not_fit_is_refused_before_the_sum_changes(monkeypatch) -> None:
     for kernels in (None, numpy_kernels()):
         monkeypatch.setattr(tensors, "gpu_kernels", lambda device, kernels=kernels: kernels)
-        normals, total = TensorNormals(STREAM, Lattice(1.0)), torch.zeros(3, dtype=torch.float64)
+        normals, total = TensorNormals(STREAM, Lattice(1.0)), torch.zeros(3, dtype=torch.int64)
         for row in (torch.full((3,), np.nan), torch.full((3,), 2.0**50), torch.zeros(2)):
             with pytest.raises(ValueError, match=r"shape \(3,\)"):
                 normals.add_row(total, row, (0, 0, 1.0), 1.0)

@@ -1,7 +1,6 @@
 """The nonce: another for another sum, history or round, whatever the random numbers do; and it tells nothing."""
 
 import os
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -42,19 +41,6 @@ def test_random_numbers_decide_too():
     nonces = {synthetic_nonce(KEY, [], SUM) for _ in range(50)}
     assert len(nonces) == 50
     assert all(2**100 < nonce < 2**128 for nonce in nonces)  # of a fair 128 bits, none is so small
-
-
-def test_neighbouring_sums_have_unrelated_nonces(repeating):
-    """Bits of the nonces of sums that differ by one count as often 0 as 1, and flip as often as not."""
-    sums = np.zeros(100, np.int64)
-    nonces = []
-    for i in range(2000):
-        sums[0] = i
-        nonces.append(synthetic_nonce(KEY, [], sums))
-    flips = [(a ^ b).bit_count() for a, b in pairwise(nonces)]
-    assert abs(np.mean(flips) - 64) < 4 * np.sqrt(32 / len(flips))
-    ones = np.array([[nonce >> bit & 1 for bit in range(128)] for nonce in nonces]).mean(axis=0)
-    assert np.abs(ones - 0.5).max() < 5 * 0.5 / np.sqrt(2000)
 
 
 def test_the_parts_that_are_hashed_at_a_time_do_not_matter():

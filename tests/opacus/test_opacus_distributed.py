@@ -14,16 +14,13 @@ import pytest
 import torch
 from central_ranks import Job, network, plan_of, run_rank
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fedcgd import BLT, LambdaCGD, NoiseKey
 from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import GRID_LOSS
 from fedcgd.ledger import export, verify
 from fedcgd.opacus.engine import ranks_of
-from fedcgd.opacus.private_run import digest_of_some as digest_of
-from fedcgd.release import lattice_of
-from fedcgd.release.tensors import tensor_noise
+from fedcgd.release import array_noise, lattice_of
 
 DIED = -signal.SIGKILL
 
@@ -46,7 +43,7 @@ def server():
 def train(server, tmp_path):
     """Run a job on so many ranks: what each says, in order; None for one that says nothing."""
 
-    def run(ranks: int = 1, died: int | None = None, hangs: int | None = None, **job: Any) -> list[Any]:
+    def run(ranks: int = 1, died: int | None = None, **job: Any) -> list[Any]:
         meeting = tmp_path / f"meeting-{time.monotonic_ns()}"
         processes = [
             server.Process(target=run_rank, args=(Job(**({"folder": tmp_path} | job)), rank, ranks, meeting))
@@ -56,9 +53,8 @@ def train(server, tmp_path):
             process.start()
         try:
             for rank, process in enumerate(processes):
-                if rank != hangs:
-                    process.join(100)
-                    assert process.exitcode == (DIED if rank == died else 0)
+                process.join(100)
+                assert process.exitcode == (DIED if rank == died else 0)
         finally:
             for process in processes:
                 process.kill()
@@ -141,14 +137,14 @@ def test_each_sum_has_the_noise_of_the_whole_once(train, tmp_path):
     models(answers)
     size, nonces = sum(p.numel() for p in network("large").parameters()), answers[0]["nonces"]
     plan, lattice = plan_of(job), lattice_of(plan_of(job), size, relative_loss=GRID_LOSS)
-    alone = tensor_noise(plan, NoiseKey.simulation(1), answers[0]["run"], lattice)
+    alone = array_noise(plan, NoiseKey.simulation(1), answers[0]["run"], lattice)
     for round in range(8):
         parts = [np.frombuffer(answer["sums"][round][0], np.int64) for answer in answers]
-        released = [np.frombuffer(answer["sums"][round][1]) for answer in answers]
-        expected = torch.zeros(size, dtype=torch.float64)
+        released = [np.frombuffer(answer["sums"][round][1], np.int64) for answer in answers]
+        expected = np.zeros(size, np.int64)
         alone.add(expected, earlier=nonces[:round], attempt=0, join=lambda _, round=round: nonces[round])
         assert [r.tobytes() for r in released] == [released[0].tobytes()] * 3
-        assert (released[0] - sum(parts) == expected.numpy()).all()
+        assert (released[0] - sum(parts) == expected).all()
         assert all(part.any() for part in parts)
         stddev = plan.stddev * (1.0 if round == 0 else np.hypot(1.0, 0.8)) / lattice.step
         assert float(expected.std()) == pytest.approx(stddev, rel=0.04)  # 6003 numbers: 4.4 standard deviations
@@ -200,8 +196,6 @@ def test_a_round_that_was_lost_is_the_same_release_or_gets_another_nonce(train, 
 @pytest.mark.parametrize(
     ("trouble", "about"),
     [
-        ("order", "the data set, or the order of its examples"),
-        ("shuffled", "the data set, or the order of its examples"),
         ("plan", "the plan"),
         ("key", "the key"),
     ],
@@ -226,18 +220,6 @@ def test_a_round_that_cannot_be_put_on_record_moves_no_rank(train, tmp_path):
     assert recorded(tmp_path) == []
 
 
-def test_a_rank_that_hangs_is_not_waited_for_longer_than_the_timeout(train, tmp_path):
-    answers = train(2, trouble="hangs", on_rank=0, timeout=4.0, hangs=0)
-    assert "waited for" in answers[1]
-    assert len(recorded(tmp_path)) == 3
-
-
-def test_each_rank_looks_for_leaks(train, tmp_path):
-    for answer in train(2, model="leaky"):
-        assert "CrossExampleLeakError" in answer
-    assert recorded(tmp_path) == []
-
-
 def test_parts_that_ranks_cannot_share_are_refused_on_all_of_them(train):
     assert all("accumulation_steps" in answer for answer in train(2, parts=3))
 
@@ -258,45 +240,11 @@ def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
     model = DifferentiallyPrivateDistributedDataParallel(network("linear"))
     with pytest.raises(RuntimeError, match="torchrun"):
         ranks_of(model)
-    assert ranks_of(model.module).count == 1
+    assert ranks_of(model.module) is None
 
 
 @pytest.mark.parametrize(("sampling", "mode"), [("poisson", "ghost"), ("b-min-sep", "hooks")])
 def test_ranks_without_an_example_have_the_bits_of_one_process(sampling, mode, train, tmp_path):
     """Of batches of as many examples as ranks on average some leave ranks without any, and some are empty."""
-    for ranks in (2, 3, 4):
-        options = {
-            "sampling": sampling,
-            "mechanism": LambdaCGD(0.0),
-            "parts": ranks,
-            "examples": 4 * ranks,
-            "mode": mode,
-        }
-        alone = train(plain=True, folder=_new(tmp_path), **options)[0]
-        answers = train(ranks, folder=_new(tmp_path), **options)
-        assert models(answers) == [alone["model"]] * ranks
-
-
-class Noisy(Dataset):
-    """Examples that are others each time."""
-
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, i):
-        return (torch.rand(2, generator=torch.Generator().manual_seed(time.monotonic_ns() % 2**31)), i)
-
-
-def test_data_sets_are_told_apart_by_examples_and_order():
-    data = TensorDataset(torch.arange(100))
-    other = TensorDataset(torch.arange(100).flip(0))
-    assert digest_of(data) == digest_of(TensorDataset(torch.arange(100)))
-    assert digest_of(data) != digest_of(other)
-    assert digest_of(data) != digest_of(TensorDataset(torch.arange(101)))
-    parts = [Subset(data, order) for order in ([2, 1, 0, *range(3, 100)], [1, 2, 0, *range(3, 100)])]
-    assert digest_of(parts[0]) != digest_of(parts[1])
-    assert digest_of(ConcatDataset(parts)) != digest_of(ConcatDataset(parts[::-1]))
-    assert digest_of(Noisy()) == digest_of(Noisy())
-    state = torch.get_rng_state()
-    digest_of(data)
-    assert torch.equal(state, torch.get_rng_state())
+    options = {"sampling": sampling, "mechanism": LambdaCGD(0.0), "parts": 3, "examples": 12, "mode": mode}
+    same_on_all(train, tmp_path, [3], **options)

@@ -1,5 +1,6 @@
 """Programs whose examples are apart are not refused, whatever shape a batch has."""
 
+import gc
 import runpy
 from contextlib import nullcontext
 from pathlib import Path
@@ -72,30 +73,6 @@ def test_a_part_without_examples_of_a_batch_that_has_some(mode):
             functional.cross_entropy(module(inputs), targets).backward()
         optimizer.step()
     assert (1, 0) in set(zip(sizes[::2], sizes[1::2], strict=True))
-
-
-def test_an_empty_batch_whose_examples_are_the_second_dimension():
-    def collated(rows):
-        return torch.stack([inputs for inputs, _ in rows], 1), torch.stack([target for _, target in rows])
-
-    data = TensorDataset(torch.randn(4, 2, 6), torch.arange(4) % 3)
-    module, optimizer, loader = poisson(nn.Linear(6, 3), data, batch_first=False, collate_fn=collated)
-    shapes = []
-    for inputs, targets in loader:
-        shapes.append((tuple(inputs.shape), tuple(targets.shape)))
-        if len(targets):
-            functional.cross_entropy(module(inputs).mean(0), targets).backward()
-        optimizer.step()
-    assert ((2, 0, 6), (0,)) in shapes
-
-
-class Named(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.out(x)
 
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e30])
@@ -219,3 +196,46 @@ def test_a_sum_in_another_order_now_and_then_is_not_taken_for_a_mixture(every, f
 def test_a_mixture_is_seen_beside_sums_in_another_order(every):
     with pytest.raises(CrossExampleLeakError, match=r"first\.weight"):
         check_independence(SumsInAnyOrder(range(3, 1000, every), mixes=0.2), torch.randn(6, 5))
+
+
+def test_what_a_probe_has_made_for_examples_is_freed_at_once():
+    def rows() -> int:
+        return sum(issubclass(type(o), torch.Tensor) and o.shape == (7, 5, 3) for o in gc.get_objects())
+
+    gc.disable()
+    try:
+        check_independence(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), torch.randn(7, 3))
+        assert rows() == 0
+    finally:
+        gc.enable()
+
+
+class Counted(nn.Linear):
+    seen = 0
+
+    def forward(self, inputs):
+        type(self).seen += len(inputs)
+        return super().forward(inputs)
+
+
+def test_few_examples_of_a_large_batch_are_looked_at():
+    Counted.seen = 0
+    check_independence(Counted(3, 2), torch.randn(1000, 3))
+    assert Counted.seen < 1000
+
+
+class Halves(nn.Module):
+    """Takes batches of 64 alone, and mixes the examples in the middle of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, inputs):
+        halves = self.linear(inputs).reshape(2, 32, 2)
+        return (halves + halves.flip(0)).flatten(0, 1)
+
+
+def test_a_model_that_takes_whole_batches_alone_is_given_them():
+    with pytest.raises(CrossExampleLeakError):
+        check_independence(Halves(), torch.randn(64, 3))

@@ -56,20 +56,6 @@ def test_evaluation_between_and_inside_epochs(mode, monkeypatch):
     assert torch.equal(flatten(run.model), flatten(trained(monkeypatch, mode=mode).model))
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_gradients_accumulated_over_the_parts_of_a_batch(mode, monkeypatch):
-    def step(batch):
-        run.optimizer.zero_grad()
-        for part in (slice(0, 1), slice(1, 4)):
-            run.backward([x[part] for x in batch])
-        run.optimizer.step()
-
-    run = Run(monkeypatch, model=network(), rate=0.05, mode=mode)
-    for _ in range(2):
-        run.train(step)
-    assert torch.allclose(flatten(run.model), flatten(trained(monkeypatch, mode=mode).model), atol=1e-6)
-
-
 def test_gradients_accumulated_over_batches_get_an_error_that_names_the_remedy(monkeypatch):
     run = Run(monkeypatch)
     with pytest.raises(RuntimeError, match="make_private accumulation_steps"):
@@ -92,41 +78,6 @@ def test_batch_memory_manager_with_the_two_orders_of_zero_grad(mode, monkeypatch
                     if not clear_first:
                         run.optimizer.zero_grad()
         assert torch.allclose(flatten(run.model), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("noise", ["replay", "buffer"])
-def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_run_without_interruption(
-    mode, noise, tmp_path, monkeypatch
-):
-    options = {"mode": mode, "noise": noise, "model": network(), "rate": 0.05}
-    run = Run(monkeypatch, **options)
-    for number, batch in enumerate(run.loader):
-        run.step(batch)
-        if number == 1:
-            break
-    run.engine.save_checkpoint(path=tmp_path / "checkpoint", module=run.module, optimizer=run.optimizer)
-    again = Run(monkeypatch, **{**options, "model": network()})
-    again.engine.load_checkpoint(path=tmp_path / "checkpoint", module=again.module, optimizer=again.optimizer)
-    again.train()
-    again.train()
-    expected = flatten(trained(monkeypatch, mode=mode, noise=noise).model)
-    assert torch.allclose(flatten(again.model), expected, atol=1e-6)
-
-
-def test_the_loader_of_an_engine_that_gave_its_optimizer_away_leaves_the_next_ones_gradients(monkeypatch):
-    """A notebook's cell that still has the old loader: its batch is for nobody, and the new round goes on."""
-    old = Run(monkeypatch)
-    module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(3)).make_private(
-        module=old.module, optimizer=old.optimizer, data_loader=DataLoader(old.data, batch_size=4), plan=old.plan
-    )
-    inputs, targets = next(iter(loader))
-    functional.cross_entropy(module(inputs), targets).backward()
-    with pytest.raises(RuntimeError, match="private again"):
-        next(iter(old.loader))
-    before = flatten(old.model)
-    optimizer.step()
-    assert not torch.equal(flatten(old.model), before)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop])
@@ -158,21 +109,6 @@ def test_optimizers_with_state_and_their_checkpoint(optimizer, tmp_path, monkeyp
     engine.load_checkpoint(path=tmp_path / "c", module=module, optimizer=private)
     train(module, private, loader)
     assert torch.equal(flatten(straight), flatten(resumed))
-
-
-def test_the_cell_with_make_private_run_again(monkeypatch):
-    """`module, optimizer, loader = engine.make_private(module, optimizer, loader)`, with a new engine for the second run."""
-    run = trained(monkeypatch)
-    engine = CorrelatedPrivacyEngine(NoiseKey.simulation(2))
-    with pytest.warns(UserWarning, match="has released"):
-        module, optimizer, loader = engine.make_private(
-            module=run.module, optimizer=run.optimizer, data_loader=run.loader, plan=run.plan
-        )
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        functional.cross_entropy(module(inputs), targets).backward()
-        optimizer.step()
-    assert engine.accountant.released == 3
 
 
 class Words(Dataset):

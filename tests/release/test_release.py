@@ -12,15 +12,20 @@ from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise import tensors as noise_tensors
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.release import NoiseSource, ReleaseProtocol, array_noise, lattice_of
-from fedcgd.release import tensors as release_tensors
-from fedcgd.release.tensors import joint_nonce, tensor_noise
+from fedcgd.noise.tensors import TensorNormals
+from fedcgd.release import NoiseSource, ReleaseProtocol, RunNoise, array_noise, lattice_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, SIZE = 4, 50
 KEY = NoiseKey(bytes(range(32)))
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=ROUNDS), clip_norm=0.5, noise_multiplier=3.0)
+
+
+def tensor_noise(plan: Plan, key: NoiseKey, stream_id: str, lattice: Lattice) -> RunNoise:
+    """As `array_noise`, for tensors."""
+    return RunNoise(plan, key, stream_id, TensorNormals(NoiseStream(key.noise_of(stream_id)), lattice))
 
 
 def opened(path: Path, plan: Plan = PLAN) -> Ledger:
@@ -81,7 +86,7 @@ def test_the_nonce_is_on_record_before_there_is_noise_of_it(tmp_path: Path, monk
 def test_a_nonce_that_cannot_be_recorded_makes_no_noise(tensors: bool) -> None:
     make = tensor_noise if tensors else array_noise
     noise = make(PLAN, KEY, "run", lattice_of(PLAN, SIZE))
-    total = torch.ones(SIZE, dtype=torch.float64) if tensors else np.ones(SIZE, np.int64)
+    total = torch.ones(SIZE, dtype=torch.int64) if tensors else np.ones(SIZE, np.int64)
 
     def full(nonce: int) -> None:
         raise OSError("disk full")
@@ -115,7 +120,7 @@ def test_arrays_and_tensors_have_the_same_noise() -> None:
         one, other = array_noise(plan, key, "", lattice), tensor_noise(plan, key, "", lattice)
         nonces: list[int] = []
         for attempt in (2, 0, 1):
-            array, tensor = np.arange(SIZE), torch.arange(SIZE, dtype=torch.float64)
+            array, tensor = np.arange(SIZE), torch.arange(SIZE)
             nonce = one.add(array, earlier=nonces, attempt=attempt)
             assert nonce == other.add(tensor, earlier=nonces, attempt=attempt) == attempt
             np.testing.assert_array_equal(array, tensor.numpy())
@@ -195,7 +200,6 @@ def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
     assert found == {
         "nonce_of": {
             "fedcgd/release/run_noise.py",
-            "fedcgd/release/tensors.py",
             "fedcgd/keepers/keeper.py",
         },
         "record_aggregated": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
@@ -230,7 +234,7 @@ def test_noise_that_the_lattice_does_not_hold_is_refused_by_its_largest_row(mech
         lattice_of(plan(1.01), SIZE)
 
 
-def test_parts_of_a_sum_get_the_noise_of_the_nonce_that_binds_them_all() -> None:
+def test_several_processes_make_the_noise_of_one_nonce() -> None:
     lattice = lattice_of(PLAN, SIZE)
     on_record: list[int] = []
 
@@ -252,16 +256,7 @@ def test_the_hashes_of_a_sum_are_keyed(monkeypatch: pytest.MonkeyPatch) -> None:
         keys.append(key)
         return total.numpy()
 
-    monkeypatch.setattr(release_tensors, "sum_digest", digest)
-    total = torch.zeros(SIZE, dtype=torch.float64)
+    monkeypatch.setattr(noise_tensors, "sum_digest", digest)
+    total = torch.zeros(SIZE, dtype=torch.int64)
     tensor_noise(PLAN, KEY, "run", lattice_of(PLAN, SIZE)).add(total, earlier=[], attempt=0)
     assert keys == [KEY.noise_of("run")]
-
-
-def test_the_joint_nonce_is_made_of_all_parts() -> None:
-    class Key:
-        def nonce_of(self, stream_id, bound, *, earlier, attempt):
-            return stream_id, bound.tobytes(), earlier, attempt
-
-    made = joint_nonce(Key(), "run", [1, 2], earlier=[3], attempt=4)
-    assert made == ("run", bytes([*[0] * 15, 1, *[0] * 15, 2]), [3], 4)

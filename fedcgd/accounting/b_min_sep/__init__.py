@@ -1,5 +1,1 @@
 """Random b-min-separation: each user tosses a secret coin in each round in which it may take part again."""
-
-from fedcgd.accounting.b_min_sep.accountant import BMinSepAccountant
-
-__all__ = ["BMinSepAccountant"]

@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.bounds import by_blocks, by_coins, largest_singular_value
-from fedcgd.accounting.random_participation import SecretRoundsAccountant
-from fedcgd.accounting.random_participation.columns import columns_of
+from fedcgd.accounting.random_participation.accountant import SecretRoundsAccountant
+from fedcgd.accounting.random_participation.columns import Columns, columns_of
 from fedcgd.accounting.random_participation.search import Problem
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.participation import Participation
 
 
@@ -20,25 +23,33 @@ class BMinSepAccountant(SecretRoundsAccountant):
     def laws(self, released: int) -> tuple[Sampled, ...]:
         return _laws(self.mechanism, self.participation, released)
 
-    def _problem(self, released: int) -> Problem:
-        return _problem(self.mechanism, self.participation, released)
+    def drawn(self, released: int) -> Problem:
+        return Problem(*_run(self.mechanism, self.participation, released))
+
+    def log_ratio(self, sigma: float, seen: Matrix) -> Vector:
+        """log S, which tells best whether a user of the worst kind took part, up to a thousandth; shape (draws,).
+
+        Args:
+            sigma: the noise multiplier.
+            seen: C·x̂/ζ along the user's direction, shape (n, draws): C·1_P plus noise, or noise alone.
+        """
+        columns, law = _run(self.mechanism, self.participation, self.participation.rounds)
+        likelihood = law.likelihood(columns, sigma)
+        return np.asarray(np.log(likelihood.bounds(likelihood.weights(columns.adjoint(seen) / sigma**2))[1]))
 
 
 @lru_cache(maxsize=4)
-def _problem(mechanism: Mechanism, participation: Participation, released: int) -> Problem:
+def _run(mechanism: Mechanism, participation: Participation, released: int) -> tuple[Columns, BMinSepLaw]:
     rate = participation.sampling_rate
     assert rate is not None
     columns = columns_of(mechanism, participation.rounds, participation.min_separation, released)
-    law = BMinSepLaw(released, participation.min_separation, rate, participation.warm_start)
-    return Problem(columns, law)
+    return columns, BMinSepLaw(released, participation.min_separation, rate, participation.warm_start)
 
 
 @lru_cache(maxsize=8)
 def _laws(mechanism: Mechanism, participation: Participation, released: int) -> tuple[Sampled, ...]:
-    rate = participation.sampling_rate
-    assert rate is not None
-    columns = columns_of(mechanism, participation.rounds, participation.min_separation, released)
-    found = [by_coins(columns, largest_singular_value(mechanism, columns), rate)]
+    columns, law = _run(mechanism, participation, released)
+    found = [by_coins(columns, largest_singular_value(mechanism, columns), law.rate)]
     if not columns.amplitude and columns.width > 1:
-        found.append(by_blocks(columns, [columns.products(lag) for lag in range(1, columns.width)], rate))
+        found.append(by_blocks(columns, [columns.products(lag) for lag in range(1, columns.width)], law.rate))
     return tuple(found)

@@ -75,12 +75,15 @@ def compiled() -> Draw:
     return needed(_load, _answer, _ANSWER)
 
 
+_INDICES = ("ages", "free_index", "taken")
+_WEIGHTS = ("waiting", "after", "both", "overlaps", "gained", "together", "gained_together", "rests")
+
+
 class _Tables(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("rounds", "separation", "limit", "states", "free", "levels")),
         ("rate", c_double),
-        *((name, c_void_p) for name in ("ages", "free_index", "taken", "waiting", "after", "both", "overlaps")),
-        *((name, c_void_p) for name in ("gained", "together", "gained_together", "rests")),
+        *((name, c_void_p) for name in _INDICES + _WEIGHTS),
     ]
 
 
@@ -94,18 +97,8 @@ def _load() -> Draw:
     def draw(generator: np.random.Generator, tables: Tables, first: Indices, second: Indices) -> tuple[Turns, Vector]:
         count, most = len(first), tables.most
         turns, drawn = np.full((2, most, count), tables.rounds, dtype=np.int32), np.zeros(count)
-        own = [np.ascontiguousarray(each, dtype=np.int64) for each in (tables.ages, tables.free_index, tables.taken)]
-        weights = (
-            tables.waiting,
-            tables.after,
-            tables.both,
-            tables.overlaps,
-            tables.gained,
-            tables.together,
-            tables.gained_together,
-            tables.rests,
-        )
-        own += [np.ascontiguousarray(each, dtype=np.float64) for each in weights]
+        own = [np.ascontiguousarray(getattr(tables, name), dtype=np.int64) for name in _INDICES]
+        own += [np.ascontiguousarray(getattr(tables, name), dtype=np.float64) for name in _WEIGHTS]
         _, states, free = tables.waiting.shape
         sizes = tables.rounds, tables.separation, tables.limit, states, free, tables.after.shape[1]
         given = _Tables(*sizes, tables.rate, *(each.ctypes.data for each in own))

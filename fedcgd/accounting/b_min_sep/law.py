@@ -1,14 +1,21 @@
 """The law of random b-min-separation, as the accounting of secret rounds asks for it."""
 
+from typing import ClassVar
+
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
+from fedcgd.accounting.b_min_sep.tuples import Tuples
 from fedcgd.accounting.random_participation.columns import Columns
-from fedcgd.accounting.random_participation.tuples import PairedLaw
 
 
-class BMinSepLaw(Coins, PairedLaw):
-    """Coins, the ratio of densities that they make, and pairs of users who toss them."""
+class BMinSepLaw(Coins):
+    """Coins, the ratio of densities that they make, and tuples of users who toss them."""
+
+    orders: ClassVar[tuple[int, ...]] = (2, 4, 6, 8, 10, 12, 16)
+    method: ClassVar[str] = (
+        "Monte Carlo over the privacy loss, exact chain of pairs and Ehrhard's inequality, with upper confidence bounds"
+    )
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -19,6 +26,6 @@ class BMinSepLaw(Coins, PairedLaw):
         """S of C = `columns` with noise `sigma`."""
         return BMinSepLikelihood.from_columns(columns, self, sigma)
 
-    def pairs(self, columns: Columns, scale: float) -> PairChain:
-        """Pairs for θ/σ² = `scale`. Raises ValueError if their tables would be too large."""
-        return PairChain.from_columns(columns, self, scale)
+    def tuples(self, columns: Columns, sigma: float, order: int) -> Tuples:
+        """Tuples of `order` users. Raises ValueError if the tables of their pairs would be too large."""
+        return Tuples(columns, sigma, order, PairChain.from_columns(columns, self, (order - 1) / sigma**2))

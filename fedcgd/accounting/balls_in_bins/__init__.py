@@ -1,5 +1,1 @@
 """Balls-in-Bins: each user in one secret, uniform bin of b, taking part in every round of that bin's number modulo b."""
-
-from fedcgd.accounting.balls_in_bins.accountant import BallsInBinsAccountant
-
-__all__ = ["BallsInBinsAccountant"]

@@ -7,7 +7,7 @@ from functools import lru_cache
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.bounds import by_norm, largest_singular_value
-from fedcgd.accounting.random_participation import SecretRoundsAccountant
+from fedcgd.accounting.random_participation.accountant import SecretRoundsAccountant
 from fedcgd.accounting.random_participation.columns import columns_of
 from fedcgd.accounting.random_participation.search import Problem
 from fedcgd.accounting.sampled import OneOf, Sampled
@@ -25,19 +25,21 @@ class BallsInBinsAccountant(SecretRoundsAccountant):
     def laws(self, released: int) -> tuple[Sampled, ...]:
         return _laws(self.mechanism, self.participation, released)
 
-    def _is_beyond_draws(self, sigma: float, released: int) -> bool:
-        return self._bins(released).are_independent or super()._is_beyond_draws(sigma, released)
+    def problem(self, sigma: float, released: int) -> Problem | None:
+        """None also where bins are independent."""
+        return (
+            None
+            if _bins(self.mechanism, self.participation, released).are_independent
+            else super().problem(sigma, released)
+        )
 
-    def _problem(self, released: int) -> Problem:
-        bins = self._bins(released)
+    def drawn(self, released: int) -> Problem:
+        bins = _bins(self.mechanism, self.participation, released)
         return Problem(bins, BinLaw(bins.rounds))
-
-    def _bins(self, released: int) -> Bins:
-        return _bins_of(self.mechanism, self.participation, released)
 
 
 @lru_cache(maxsize=2)
-def _bins_of(mechanism: Mechanism, participation: Participation, released: int) -> Bins:
+def _bins(mechanism: Mechanism, participation: Participation, released: int) -> Bins:
     """The Gram matrix of the bins, of the first `released` rounds."""
     return Bins(bin_gram(mechanism, participation, released))
 

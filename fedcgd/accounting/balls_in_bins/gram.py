@@ -9,7 +9,7 @@ from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sum_of_leftmost
 from fedcgd.participation import Participation
 
-_JITTER = 1e-11
+_JITTER = 1e-11  # of the largest entry: rounding makes no eigenvalue negative
 
 
 def bin_gram(mechanism: Mechanism, participation: Participation, released: int | None = None) -> Matrix:
@@ -24,7 +24,7 @@ def bin_gram(mechanism: Mechanism, participation: Participation, released: int |
     gram = (
         _toeplitz_gram(mechanism, n, b, end) if isinstance(mechanism, Toeplitz) else _dense_gram(mechanism, n, b, end)
     )
-    # δ does not decrease when an entry of the Gram matrix grows (Kahane's inequality); this covers rounding.
+    # δ does not decrease when an entry of the Gram matrix grows (Kahane's inequality).
     gram[np.diag_indices(b)] += _JITTER * gram.max()
     return gram
 

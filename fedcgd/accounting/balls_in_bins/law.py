@@ -5,7 +5,8 @@ all that matters of C is the Gram matrix. Tuples of bins, whose weights make the
 of S, are drawn by stars (`star_proposal`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -14,24 +15,19 @@ from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.random_participation.law import LARGEST, Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_JITTER = (
-    1e-11  # of the largest entry, added to the diagonal: δ does not fall, and rounding makes no eigenvalue negative
-)
-
 
 @dataclass(frozen=True, eq=False)
 class Bins:
     """⟨m_i, m_j⟩ of the bins, which stand for rounds."""
 
     gram: Matrix
-    root: Matrix = field(init=False)
     rounding: ClassVar[float] = 2e-5
     """Single precision changes log S by less."""
 
-    def __post_init__(self) -> None:
-        gram = self.gram.copy()
-        gram[np.diag_indices(len(gram))] += _JITTER * gram.max()
-        object.__setattr__(self, "root", np.linalg.cholesky(gram).astype(np.float32))
+    @cached_property
+    def root(self) -> Matrix:
+        """Of `gram`, which `bin_gram` keeps from being singular."""
+        return np.asarray(np.linalg.cholesky(self.gram), dtype=np.float32)
 
     @property
     def rounds(self) -> int:

@@ -14,14 +14,14 @@ from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
-from scipy.signal import fftconvolve, lfilter
 from scipy.sparse import csr_array, dia_array
 
 from fedcgd.accounting.coverage import non_negative
 from fedcgd.accounting.effort import EFFORT
-from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwidth
+from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
 
 _LARGEST_AMPLITUDE = 1e4  # of c(0): A·λ^u is taken off the head again, which loses so many digits
@@ -147,7 +147,9 @@ class Columns:
         if width <= EFFORT.memory.sparse:
             return np.asarray(self._matrices[transposed] @ x)
         backwards = -1 if transposed else 1
-        return np.asarray(fftconvolve(x[::backwards], self._band[:, None], axes=0)[: self.rounds][::backwards])
+        return np.asarray(
+            scipy.signal.fftconvolve(x[::backwards], self._band[:, None], axes=0)[: self.rounds][::backwards]
+        )
 
     @cached_property
     def _matrices(self) -> tuple[csr_array, csr_array]:
@@ -195,13 +197,8 @@ class BandedColumns(Columns):
         """⟨C[:, t], C[:, t − lag]⟩, shape (`width`, n), by lag and t."""
         return np.stack([self.products(lag) for lag in range(self.width)])
 
-    def forward(self, x: Matrix) -> Matrix:
-        """C·x for x of shape (n, m)."""
-        return np.asarray(self._matrices[0] @ x)
-
-    def adjoint(self, y: Matrix) -> Matrix:
-        """Cᵀ·y for y of shape (n, m)."""
-        return np.asarray(self._matrices[1] @ y)
+    def _banded(self, x: Matrix, *, transposed: bool) -> Matrix:
+        return np.asarray(self._matrices[transposed] @ x)
 
     @cached_property
     def _matrices(self) -> tuple[csr_array, csr_array]:
@@ -211,7 +208,7 @@ class BandedColumns(Columns):
 
 def _geometric_sums(x: Matrix, ratio: float) -> Matrix:
     """Σ_s ratio^(t − s)·x_s over s ≤ t."""
-    return np.asarray(lfilter([1.0], [1.0, -ratio], x, axis=0))
+    return np.asarray(scipy.signal.lfilter([1.0], [1.0, -ratio], x, axis=0))
 
 
 def _sparse(band: Matrix) -> tuple[csr_array, csr_array]:
@@ -234,7 +231,7 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
     if isinstance(toeplitz, Toeplitz):
         column = np.asarray(toeplitz.coefficients(rounds), dtype=float)[:released]
         exact = True
-    elif bandwidth(mechanism, rounds) <= separation:
+    elif mechanism.bandwidth(rounds) <= separation:
         band = non_negative(_band(mechanism, rounds, released), mechanism.name, _SAMPLING)
         return BandedColumns.from_band(band)
     else:
@@ -243,7 +240,7 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
     if not column[0] > 0:
         raise ValueError(f"{mechanism.name}: the diagonal of C must be positive, got {column[0]:g}: C has no inverse")
     b = min(separation, released)
-    if bandwidth(toeplitz, rounds) <= separation or not (column[b:] > _NOTHING).any():
+    if toeplitz.bandwidth(rounds) <= separation or not (column[b:] > _NOTHING).any():
         return Columns(column[:b], 0.0, 0.0, scales, exact)
     if isinstance(toeplitz, LambdaCGD):
         return Columns(column[:b], 1.0, toeplitz.lam, scales, exact)
@@ -253,7 +250,7 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
 
 def _band(mechanism: Mechanism, rounds: int, released: int) -> Matrix:
     """C[j + l, j] by j and l, of the first `released` rounds."""
-    width = min(bandwidth(mechanism, rounds), released)
+    width = min(mechanism.bandwidth(rounds), released)
     band = np.zeros((released, width))
     for start in range(0, released, EFFORT.memory.rows):
         indices = np.arange(start, min(start + EFFORT.memory.rows, released))

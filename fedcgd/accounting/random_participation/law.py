@@ -76,17 +76,6 @@ class Tuples(Protocol):
         """The rounds of the users of `count` tuples, shape (most, r, count), and the probability of each to be accepted."""
 
 
-class Pairs(Protocol):
-    """Pairs of users' rounds with weights Pr(P)·Pr(P′)·exp(θ·K̃(P, P′)), K̃ ≥ ⟨C1_P, C1_P′⟩/σ²."""
-
-    @property
-    def log_total(self) -> float:
-        """log E exp(θ·K̃). Infinite if it overflows."""
-
-    def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Turns, Vector]:
-        """`count` pairs: the rounds of each user, twice shape (most, count), and θ·K̃ of each."""
-
-
 class Law(Protocol):
     """How one user's rounds are drawn, independently of all else."""
 

@@ -18,7 +18,6 @@ import numpy as np
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.draws import Seed, run_in_blocks
 from fedcgd.accounting.random_participation.law import LARGEST, Columns, Law, Likelihood, Tuples, Turns
-from fedcgd.accounting.random_participation.tuples import largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _MEMORY = EFFORT.memory
@@ -93,7 +92,7 @@ class RemoveSampler:
     def log_scale(self) -> float:
         """log of what the product of the means of values and shares is multiplied with."""
         r = self.tuples.order
-        return self.tuples.log_total + (1 - r) * self.epsilon + largest_of_power(r)
+        return self.tuples.log_total + (1 - r) * self.epsilon + _largest_of_power(r)
 
     def mean(self, values: Vector, shares: Vector) -> float:
         """About δ, by draws."""
@@ -178,14 +177,14 @@ class RemoveSampler:
         at = np.clip(-math.log1p(-1 / r), lower - self.epsilon - rounding, upper - self.epsilon + rounding)
         above = at > 0
         values = np.zeros(len(at))
-        values[above] = np.exp(at[above] * (1 - r) + np.log(-np.expm1(-at[above])) - largest_of_power(r))
+        values[above] = np.exp(at[above] * (1 - r) + np.log(-np.expm1(-at[above])) - _largest_of_power(r))
         return values
 
 
 def _tried(columns: Columns, law: Law, sigma: float, epsilon: float, order: int) -> tuple[float, Tuples, float]:
     """log of about how long draws of this order take for one result, the tuples, and the part of them that is accepted."""
     tuples = law.tuples(columns, sigma, order)
-    log_most = tuples.log_total + (1 - order) * epsilon + largest_of_power(order)
+    log_most = tuples.log_total + (1 - order) * epsilon + _largest_of_power(order)
     if not math.isfinite(log_most):
         return math.inf, tuples, 0.0
     accepted = float(tuples.draw(np.random.default_rng(order), EFFORT.drawing.order[0])[1].mean())
@@ -196,3 +195,8 @@ def _tried(columns: Columns, law: Law, sigma: float, epsilon: float, order: int)
 
 def _cost(tuples: Tuples, accepted: float) -> float:
     return 1 + tuples.cost / max(accepted, EFFORT.drawing.order[1])
+
+
+def _largest_of_power(order: int) -> float:
+    """log of the maximum of (s − 1)₊/s^r over s."""
+    return (order - 1) * math.log(order - 1) - order * math.log(order)

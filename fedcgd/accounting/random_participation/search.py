@@ -12,10 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from fedcgd.accounting.accountant import Bound, Progress, silent
+from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.confidence import radius, stake, upper_bound
 from fedcgd.accounting.effort import EFFORT
-from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.accounting.guarantee import LEAST_DELTA, Bound, Proof
 from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.random_participation.law import Columns, Law, Likelihood
 from fedcgd.accounting.random_participation.remove import RemoveSampler
@@ -232,10 +232,11 @@ def _least(
     for attempt in range(_SEARCH.tries[0]):
         if x >= highest or pilot is None:
             break
-        progress(_confirming(x))
+        # A confirmation takes a third of the time, about.
+        progress(f"{x:.6g}, to be confirmed, {_SEARCH.steps[1] - 3} of about {_SEARCH.steps[1]}")
         found = pilot.confirm(goal, seed, attempt)
         if found <= goal:
-            return Bound(x, method, failure_probability=risk)
+            return Bound(x, Proof(method, failure_probability=risk))
         x *= max(_SEARCH.tries[1], math.exp(math.log(found / goal) / slope) * 1.0005)
         pilot = at(x).pilot(seed, failure, pilot)
     return most
@@ -244,11 +245,8 @@ def _least(
 def propose(problem: Problem, highest: float, *, epsilon: float, delta: float) -> float:
     """About the σ that `calibrate` returns, unconfirmed; by the same random numbers for every question."""
     failure = failure_probability(delta)
-
-    def at(sigma: float) -> Candidate:
-        return problem.at(sigma, epsilon)
-
-    return _proposed(at, highest, delta - failure, 0, failure / 2 / _SEARCH.tries[0], silent)[0]
+    each = failure / 2 / _SEARCH.tries[0]
+    return _proposed(lambda sigma: problem.at(sigma, epsilon), highest, delta - failure, 0, each, silent)[0]
 
 
 def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
@@ -262,11 +260,7 @@ def delta(problem: Problem, most: Bound, *, sigma: float, epsilon: float, progre
     failure = failure_probability(max(first.mean, LEAST_DELTA))
     progress(f"δ about {first.mean:.3g}: to be confirmed")
     found = replace(first, failure=failure).confirm(math.inf, seed, 0) + failure
-    return Bound(found, problem.law.method, failure_probability=failure) if found < most.value else most
-
-
-def _confirming(x: float) -> str:
-    return f"{x:.6g}, to be confirmed, {_SEARCH.steps[1] - 3} of about {_SEARCH.steps[1]}"  # it takes a third of the time, about
+    return Bound(found, Proof(problem.law.method, failure_probability=failure)) if found < most.value else most
 
 
 def _proposed(

@@ -61,7 +61,3 @@ class BallsInBins(DrawnInAdvance):
         return range(bin_of(user, run.min_separation, key), run.rounds, run.min_separation)
 
     rounds_of = draw_rounds  # found sooner than looked up
-
-    def period(self, run: Promise) -> int:
-        """b."""
-        return run.min_separation

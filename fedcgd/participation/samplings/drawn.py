@@ -34,17 +34,11 @@ class DrawnInAdvance(Sampling):
 
     def groups(self, run: Promise, names: Sequence[str], key: bytes, parts: int) -> list[Rows]:
         """Who drew each round."""
-        found: list[list[int]] = [[] for _ in range(self.period(run))]
+        found: list[list[int]] = [[] for _ in range(run.rounds)]
         for place, name in enumerate(names):
             for round in self.draw_rounds(name, run, key):
-                if round >= len(found):
-                    break
                 found[round].append(place)
         return [np.array(places, dtype=np.intp) for places in found]
-
-    def period(self, run: Promise) -> int:
-        """After how many rounds all of them repeat."""
-        return run.rounds
 
 
 @lru_cache(maxsize=2**17)

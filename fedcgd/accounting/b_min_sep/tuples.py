@@ -7,35 +7,16 @@ K. What is accepted has exactly the weights asked for, and the mean weight, E[S^
 of these probabilities. That alone bounds it: E[S^r] ≤ (E exp((r − 1)K))^(r/2), an instance of hypercontractivity.
 """
 
-import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.random_participation.columns import Columns
-from fedcgd.accounting.random_participation.law import Pairs, Turns
+from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.accounting.random_participation.overlaps import overlaps
 from fedcgd.mechanisms.mechanism import Vector
-
-
-class PairedLaw(ABC):
-    """A law of which pairs can be drawn, from which tuples are made."""
-
-    orders: ClassVar[tuple[int, ...]] = (2, 4, 6, 8, 10, 12, 16)
-    method: ClassVar[str] = (
-        "Monte Carlo over the privacy loss, exact chain of pairs and Ehrhard's inequality, with upper confidence bounds"
-    )
-
-    @abstractmethod
-    def pairs(self, columns: Columns, scale: float) -> Pairs:
-        """Pairs for θ/σ² = `scale`. Raises ValueError if their tables would be too large."""
-
-    def tuples(self, columns: Columns, sigma: float, order: int) -> "Tuples":
-        """Tuples of `order` users."""
-        return Tuples(columns, sigma, order, self.pairs(columns, (order - 1) / sigma**2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +26,7 @@ class Tuples:
     columns: Columns
     sigma: float
     order: int
-    chain: Pairs
+    chain: PairChain
 
     @property
     def log_total(self) -> float:
@@ -85,8 +66,3 @@ def matchings(order: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
         found.append([(ring[i], ring[order - 1 - i]) for i in range(half)])
     names = {old: new for i, (a, c) in enumerate(found[0]) for old, new in ((a, i), (c, i + half))}
     return [(np.array([names[a] for a, _ in pairs]), np.array([names[c] for _, c in pairs])) for pairs in found]
-
-
-def largest_of_power(order: int) -> float:
-    """log of the maximum of (s − 1)₊/s^r over s."""
-    return (order - 1) * math.log(order - 1) - order * math.log(order)
