@@ -30,6 +30,7 @@ class Normalized(Mechanism):
 
     @property
     def name(self) -> str:  # type: ignore[override]
+        """That of the mechanism whose columns it normalises."""
         return self.mechanism.name
 
     def bandwidth(self, rounds: int) -> int:

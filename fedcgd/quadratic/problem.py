@@ -42,7 +42,11 @@ class Quadratic:
         return 1 - self.learning_rate * values, values, counts
 
     def contractions_in_parts(self, width: int) -> Iterator[tuple[Vector, Vector, Vector]]:
-        """As `contractions`, so many directions at a time that an array with `width` numbers for each has at most 16 MiB."""
+        """As `contractions`, so many directions at a time that an array of them has at most 16 MiB.
+
+        Args:
+            width: how many numbers the array has for each direction.
+        """
         a, values, counts = self.contractions()
         step = max(1, _ENTRIES // width)
         for start in range(0, len(a), step):
