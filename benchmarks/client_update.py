@@ -27,10 +27,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcgd.native import vector_kernels
 from fedcgd.noise.quantisation import Lattice
+from fedcgd_flower.clipping import Clipping
 from fedcgd_flower.layout import flatten, layout_of
 from fedcgd_flower.messages import TrainTask, train_message
 from fedcgd_flower.mod import clipped_update_mod
-from fedcgd_flower.update import Clipping
 
 ARRAYS = 60
 MESSAGES = 4  # of one process

@@ -30,8 +30,8 @@ from torch import nn
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.central.releases import Releases
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.stream import kernels
 from fedcgd.noise.quantisation import Lattice, add_noise
+from fedcgd.noise.stream import kernels
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
 
 OURS = "two rounds and smoothing, on the grid"
@@ -126,9 +126,7 @@ def measure_on(device: torch.device, *, size: int, repeats: int) -> dict[str, An
         noise_multiplier=1.0,
         delta=1e-5,
     )
-    releases = Releases(
-        plan, NoiseKey.generate(), size, record=None, configuration={}, device=device, mode="replay"
-    )
+    releases = Releases(plan, NoiseKey.generate(), size, record=None, configuration={}, device=device, mode="replay")
 
     def opacus_step() -> None:
         parameter.summed_grad = x.view_as(x)  # type: ignore[attr-defined]  # it remembers which tensors it took

@@ -36,13 +36,13 @@ from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
 from fedcgd.native import vector_kernels
 from fedcgd.native.vector_kernels import CHUNK
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.stream import kernels
 from fedcgd.noise.quantisation import Lattice
+from fedcgd.noise.stream import kernels
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise
-from fedcgd_flower.messages import read_train_message, train_reply
-from fedcgd_flower.update import Clipping, clipped_update
+from fedcgd_flower.clipping import Clipping, clipped_update
+from fedcgd_flower.messages import read_train_message
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 PLOT = Path(__file__).parent / "results" / "plots" / "scale.png"
@@ -136,7 +136,8 @@ def update(parameters: int, folder: Path) -> Step:
 
 
 def server_round(parameters: int, folder: Path) -> Step:
-    """A round of the strategy with ten nodes, whose replies come one by one; with all that the server holds, the model too."""
+    """A round of the strategy with ten nodes, whose replies come one by one, with all that the server holds but a reply."""
+    reply = Array(np.ones(parameters, np.int32))
 
     def step() -> dict[str, float]:
         logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -159,10 +160,9 @@ def server_round(parameters: int, folder: Path) -> Step:
             gc.collect()  # Flower's records are in cycles
             elsewhere += time.process_time() - begin
             for message, task in zip(messages, tasks, strict=True):
-                begin = time.process_time()
-                made = [train_reply(message, task, np.ones(parameters, task.dtype), 1)]
-                elsewhere += time.process_time() - begin
-                yield made.pop()
+                told = {"round": task.round, "attempt": task.attempt, "answered": 1, "checksum": parameters}
+                content = RecordDict({"update": ArrayRecord({"flat": reply}), "fedcgd": ConfigRecord(told)})
+                yield Message(content, reply_to=message)
 
         with CorrelatedNoise(inner, plan(10, 1), key=KEY, ledger=folder / "run", identity="authenticated") as strategy:
             times = []
@@ -202,7 +202,7 @@ CURVES = (
     Curve("a round in the ledger, by cohort", "cohort", asked, tens(1, 5)),
     Curve("noise of a round", "parameters", noise, tens(4, 8)),
     Curve("a user's clipped update", "parameters", update, tens(4, 8)),
-    Curve("a server's round with ten nodes", "parameters", server_round, (*tens(6, 8), 5 * 10**8, 10**9), held=33),
+    Curve("a server's round with ten nodes", "parameters", server_round, (*tens(6, 8), 5 * 10**8, 10**9), held=29),
 )
 
 

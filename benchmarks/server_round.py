@@ -41,8 +41,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd_flower import CorrelatedNoise
+from fedcgd_flower.clipping import clipped_update
 from fedcgd_flower.messages import read_train_message, train_reply
-from fedcgd_flower.update import clipped_update
 
 ROUNDS = 1000
 PEER = "Flower DP, fixed clipping"

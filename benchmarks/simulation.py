@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -81,6 +81,25 @@ def peaks(home: str) -> dict[str, float]:
                 if mark in command:
                     found[name] = max(found[name], most)
     return found
+
+
+@contextmanager
+def raylets(count: int) -> Iterator[None]:
+    """A Ray cluster of `count` raylets with a processor each, on which simulations run meanwhile; with 0, Flower starts Ray."""
+    if not count:
+        yield
+        return
+    from ray.cluster_utils import Cluster  # starts nothing, but takes a second
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        for _ in range(count - 1):
+            cluster.add_node(num_cpus=1)
+        os.environ["RAY_ADDRESS"] = cluster.address
+        yield
+    finally:
+        os.environ.pop("RAY_ADDRESS", None)
+        cluster.shutdown()
 
 
 def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examples: int = 1) -> dict[str, float]:
@@ -159,15 +178,19 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=12)
     options.add_argument("--repeats", type=int, default=2)
     options.add_argument("--model", default="", help="for example vit-b-16")
+    options.add_argument(
+        "--raylets", type=int, default=0, help="on a Ray cluster of so many, with a processor each, and no pfl"
+    )
     options.add_argument("--pfl", default=sys.executable, metavar="PYTHON")
     options.add_argument("--json", type=Path, default=None)
     args = options.parse_args()
-    wanted = args.pfl != "none" and not args.model
+    wanted = args.pfl != "none" and not args.model and not args.raylets
     results: list[dict[str, Any]] = []
     for cohort, examples in args.case or CASES:
         ours, theirs = [], []
         for _ in range(args.repeats):
-            ours.append(measure(cohort, examples, args.rounds, args.model))
+            with raylets(args.raylets):
+                ours.append(measure(cohort, examples, args.rounds, args.model))
             turn = [peer(args.pfl, examples, threads) for threads in (1, 2)] if wanted else []
             theirs.append([run for run in turn if run is not None])
         results.append({"cohort": cohort, "examples a user": examples, **compare(ours, theirs if all(theirs) else [])})

@@ -1,7 +1,6 @@
 """Settings that every test needs."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

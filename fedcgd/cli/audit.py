@@ -24,7 +24,6 @@ from fedcgd.cli.printing import (
 from fedcgd.cli.usage import Exit, complaints
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.optimisation.catalogue import spelling_of
-from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 _SCORES = 'it must be a JSON file {"included": [numbers], "held_out": [numbers]}'
@@ -54,11 +53,7 @@ def audit(asked: AuditOptions) -> int:
         )
         run_plan, claim, assumed = plan, asked.epsilon, str(participation.sampling)
         if participation.is_secret:
-            known = Participation(
-                rounds=participation.rounds,
-                min_separation=participation.min_separation,
-                max_participations=participation.max_participations,
-            )
+            known = replace(participation, sampling="none", sampling_rate=None, warm_start=True)
             plan = replace(plan, participation=known)
             claim = plan.guarantee().epsilon
             assumed = (

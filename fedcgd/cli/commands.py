@@ -21,7 +21,6 @@ from fedcgd.cli.options import (
     completed_mechanisms,
 )
 from fedcgd.participation.samplings import SECRET_SAMPLINGS
-from fedcgd.support.choices import LambdaObjective
 
 File = Annotated[Path, Argument()]
 
@@ -138,13 +137,10 @@ class AccountOptions(OutputOptions, RunOptions, QuestionOptions):
 class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
     """Compare mechanisms at one budget: σ, sensitivity and errors, best RMSE first; with --curvature, least loss first.
 
-    A mechanism that the sampling does not cover is listed with the reason. Where the number of bands p is left out, 1, 2, 4, …
-    and the most are compared (under cyclic-poisson without --separation each p has its own p groups). Other numbers that are
-    left out are chosen for the budget.
+    A mechanism that the sampling does not cover is listed with the reason. Numbers that are left out are chosen for the budget.
 
     With --curvature, what can be fitted to it is shown without that too. Loss: what the noise adds after all rounds. Gradient
-    norm: what it adds to the mean of the squared norm over all rounds. Stationary: the loss of a run without end in which a
-    user takes part once. All per (clip norm / cohort)².
+    norm: what it adds to the mean of the squared norm over all rounds. Both per (clip norm / cohort)².
 
     Example: fedcgd compare --mechanism dp-sgd --mechanism bisr:16 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
 
@@ -152,16 +148,10 @@ class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
         rounds: Number of releases n.
         mechanism: NAME, NAME:VALUE, …, all also with :normalized behind it; repeat it. Default: the rows of Table 4, or with
             --curvature one or two of each kind.
-        objective: By what λ of lambda-cgd is chosen where it is left out; repeat it to compare. rmse and max-se ignore the
-            sampling; amplified-rmse counts it in, and excess is a third of that on λ/(1 − λ). Default: excess, or the loss on
-            --curvature.
-        plot: Also draw the RMSE of each as a bar into this PNG, SVG or PDF file; with --curvature the loss.
     """
 
     rounds: int
     mechanism: Annotated[list[str] | None, Option(shell_complete=completed_mechanisms)] = None
-    objective: list[LambdaObjective] | None = None
-    plot: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +207,6 @@ class CurveOptions(OutputOptions, WhenOptions, MeasuringOptions, SourceOptions):
 
     Options:
         output: Write the spectrum to this JSON file.
-        plot: Also draw the eigenvalues, computed and estimated, into this image file.
         mechanism: Then fit this noise to the spectrum: noise-curve:p, lambda-cgd, band-inv-mf:p, blt:d, …
         rounds: With --mechanism: the number of releases n.
         learning_rate: With --mechanism: η, what a mean of clipped updates is multiplied by.
@@ -225,7 +214,6 @@ class CurveOptions(OutputOptions, WhenOptions, MeasuringOptions, SourceOptions):
     """
 
     output: Annotated[Path | None, Option("--output", "-o")] = None
-    plot: Path | None = None
     mechanism: Annotated[str | None, Option(shell_complete=completed_mechanisms)] = None
     rounds: int | None = None
     learning_rate: float | None = None
@@ -387,24 +375,6 @@ class ModelFileOptions(LedgerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdoptOptions(LedgerOptions):
-    """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost.
-
-    Nothing else can tell whether another copy of the run went on: if one did, ε was paid twice. The declaration is recorded in
-    the ledger, and verify and the report say so. If the register is only elsewhere, put it back instead.
-
-    Example: fedcgd ledger adopt run.db --key-file noise.key
-
-    Options:
-        key_file: The run's key file; its register lies next to it.
-        runs: The register, if it is not next to the key file.
-    """
-
-    key_file: Path
-    runs: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class SealOptions(LedgerOptions):
     """End a run for good and delete its key, so that nobody can remove the noise from what was released.
 
@@ -470,6 +440,10 @@ class ServeOptions:
 class ShowKeepersOptions(OutputOptions):
     """Show who the keepers in a keepers.toml are, or what the keeper of a key has opened.
 
+    colluding: the plan's ε holds against so many keepers together with the server. away: so many may be missing in a round.
+    nodes: a sum of fewer nodes is not opened. noise factor: the noise over that of a trusted server. epsilon, delta: plans of
+    more are refused.
+
     Example: fedcgd keeper show keepers.toml
 
     Options:
@@ -516,7 +490,6 @@ LEDGER_COMMANDS: dict[str, tuple[type, str]] = {
     "verify": (VerifyOptions, "fedcgd.cli.ledger:verify"),
     "compose": (ComposeOptions, "fedcgd.cli.ledger:compose"),
     "model": (ModelFileOptions, "fedcgd.cli.ledger:model"),
-    "adopt": (AdoptOptions, "fedcgd.cli.ledger:adopt"),
     "seal": (SealOptions, "fedcgd.cli.ledger:seal"),
 }
 KEEPER_COMMANDS: dict[str, tuple[type, str]] = {

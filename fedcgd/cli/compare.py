@@ -2,22 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from fedcgd.accounting import calibrate
-from fedcgd.accounting.selection import select_lambda
 from fedcgd.cli.commands import CompareOptions
 from fedcgd.cli.options import RunOptions
 from fedcgd.cli.printing import (
     budget,
-    check_plot,
     console,
-    drawn,
     figures,
     number,
     print_json,
@@ -26,47 +22,22 @@ from fedcgd.cli.printing import (
     sensitivity_text,
 )
 from fedcgd.cli.usage import in_options
-from fedcgd.curvature.stationary import optimal_error, stationary_error
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism
-from fedcgd.optimisation.bands import power_bandwidths
-from fedcgd.optimisation.catalogue import BANDS, LAMBDA, MechanismSpec, spelling_of
-from fedcgd.participation import SAMPLINGS, Participation
+from fedcgd.optimisation.catalogue import LAMBDA, MechanismSpec, spelling_of
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import gradient_norm
-from fedcgd.support.choices import LambdaObjective
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row that is asked for: a mechanism, what λ of λ-CGD is chosen by if it is open, and the curvature it is fitted to."""
+    """A row that is asked for: a mechanism, who takes part when, and the curvature it is fitted to."""
 
     run: RunOptions
-    objective: LambdaObjective | None = None
-    fitted_to: Quadratic | None = None
+    fitted_to: Quadratic | None
 
     @property
     def label(self) -> str:
         """The mechanism as it is asked for."""
-        fitted, by = self.fitted_to is not None, self.objective
-        return self.run.mechanism + (", fitted" if fitted else "") + (f", {by}" if by is not None else "")
-
-    def chosen(self, participation: Participation, epsilon: float, delta: float) -> Mechanism:
-        """The mechanism, at the budget. Raises ValueError if there is none."""
-        if self.objective is None:
-            return self.run.chosen(participation, epsilon=epsilon, delta=delta, curvature=self.fitted_to)
-        found = select_lambda(
-            participation,
-            objective=self.objective,
-            epsilon=epsilon,
-            delta=delta,
-            normalize=self.run.spelling().normalized,
-            workload=self.run.workload(participation.rounds),
-            curvature=self.fitted_to,
-        )
-        suffix = ":normalized" if self.run.spelling().normalized else ""
-        return replace(self.run, mechanism=f"lambda-cgd:{found.lam}{suffix}").chosen(
-            participation, epsilon=epsilon, delta=delta, curvature=None
-        )
+        return self.run.mechanism + ", fitted" * (self.fitted_to is not None)
 
 
 def default_mechanisms(separation: int, rounds: int, *, fitted: bool) -> list[str]:
@@ -91,13 +62,8 @@ def default_mechanisms(separation: int, rounds: int, *, fitted: bool) -> list[st
 
 def compare(asked: CompareOptions) -> None:
     """Compare mechanisms at one budget: σ, sensitivity and errors, best RMSE first; with --curvature, least loss first."""
-    check_plot(asked.plot)
     quadratic = asked.quadratic()
     candidates = list(_candidates(asked, quadratic))
-    if asked.objective and not any(one.objective for one in candidates):
-        raise ValueError(
-            "--objective is for λ of lambda-cgd: give --mechanism lambda-cgd without a number, or leave it out"
-        )
     rows: list[dict[str, Any]] = []
     with progress(len(candidates), quiet=asked.json) as step:
         for one in candidates:
@@ -112,9 +78,7 @@ def compare(asked: CompareOptions) -> None:
         reasons = dict.fromkeys(row["error"] for row in rows)
         raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))
     rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
-    summary = {} if quadratic is None else _summary(quadratic, asked.epsilon, asked.delta)
-    if asked.plot is not None:
-        draw(asked.plot, rows, "rmse" if quadratic is None else "loss")
+    summary = {} if quadratic is None else _summary(quadratic)
     if asked.json:
         print_json(budget(asked.epsilon, asked.delta) | summary | {"mechanisms": rows})
     else:
@@ -123,30 +87,10 @@ def compare(asked: CompareOptions) -> None:
 
 def _candidates(asked: CompareOptions, quadratic: Quadratic | None) -> Iterator[Candidate]:
     """What is asked for, a row each. Raises ValueError, before any work, for what is misspelled."""
-    separation = asked.separation or 1
-    texts = asked.mechanism or default_mechanisms(separation, asked.rounds, fitted=quadratic is not None)
+    texts = asked.mechanism or default_mechanisms(asked.separation or 1, asked.rounds, fitted=quadratic is not None)
     for text in dict.fromkeys(texts):
-        spec = MechanismSpec.parse(text)
-        bands = _bands(asked, spec) if spec.open[:1] == (BANDS,) else ()
-        for run in [asked.with_mechanism(str(replace(spec, values=(p,)))) for p in bands] or [
-            asked.with_mechanism(text)
-        ]:
-            for fitted_to in _fits(run.spelling(), quadratic):
-                by_rule = spec.is_open and spec.row.cls is LambdaCGD and fitted_to is None
-                rules = asked.objective if by_rule and asked.objective else [None]
-                yield from (Candidate(run, rule, fitted_to) for rule in rules)
-
-
-def _bands(asked: CompareOptions, spec: MechanismSpec) -> tuple[int, ...]:
-    """The numbers of bands to compare: 1, 2, 4, … and the most that there is use for."""
-    if not SAMPLINGS[asked.sampling].takes_groups or (asked.separation or 1) > 1:
-        return power_bandwidths(asked.participation(asked.rounds).spacing, 1)
-    if asked.sampling_rate is not None:
-        raise ValueError(
-            f"--sampling-rate is of a group of users, and each number of bands of {spec.row.name} has groups of its own: give "
-            "--participations, or --separation for one number of groups"
-        )
-    return power_bandwidths(asked.rounds, asked.participations or asked.rounds)
+        run = asked.with_mechanism(text)
+        yield from (Candidate(run, fitted_to) for fitted_to in _fits(run.spelling(), quadratic))
 
 
 def _fits(spec: MechanismSpec, quadratic: Quadratic | None) -> list[Quadratic | None]:
@@ -160,42 +104,25 @@ def _fits(spec: MechanismSpec, quadratic: Quadratic | None) -> list[Quadratic | 
 def _row(one: Candidate, asked: CompareOptions, quadratic: Quadratic | None) -> dict[str, Any]:
     """What is reported of a mechanism. Raises ValueError for what is not covered."""
     participation, workload = one.run.run(asked.rounds), asked.workload(asked.rounds)
-    made = one.chosen(participation, asked.epsilon, asked.delta)
+    made = one.run.chosen(participation, epsilon=asked.epsilon, delta=asked.delta, curvature=one.fitted_to)
     guarantee = calibrate(made, participation, epsilon=asked.epsilon, delta=asked.delta)
     label = f"{one.label} → {spelling_of(made)}" if one.run.spelling().is_open else one.label
     row = {"label": label, **figures(made, participation, guarantee, workload, quadratic)}
     if quadratic is None:
         return row
-    return row | {
-        "fitted": one.fitted_to is not None,
-        "gradient_norm": gradient_norm(made, asked.rounds, quadratic, stddev=guarantee.noise_multiplier),
-        "stationary": _stationary(made, quadratic, asked.epsilon, asked.delta),
-    }
+    loss = gradient_norm(made, asked.rounds, quadratic, stddev=guarantee.noise_multiplier)
+    return row | {"fitted": one.fitted_to is not None, "gradient_norm": loss}
 
 
-def _stationary(mechanism: Mechanism, quadratic: Quadratic, epsilon: float, delta: float) -> float | None:
-    """At (ε, δ) for a user who takes part once; None for a mechanism that is made for a number of rounds."""
-    try:
-        return _once(epsilon, delta) ** 2 * stationary_error(mechanism, quadratic)
-    except ValueError:
-        return None
-
-
-def _once(epsilon: float, delta: float) -> float:
-    """σ_{ε,δ}: of sensitivity 1."""
-    return calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
-
-
-def _summary(quadratic: Quadratic, epsilon: float, delta: float) -> dict[str, Any]:
-    """The spectrum, and the least that stationary noise can cost on it."""
-    spectrum, square = quadratic.spectrum, _once(epsilon, delta) ** 2
+def _summary(quadratic: Quadratic) -> dict[str, Any]:
+    """The spectrum that noise is fitted to."""
+    spectrum = quadratic.spectrum
     return {
         "measured_on": dict(spectrum.measured_on),
         "dimension": spectrum.dimension,
         "effective_dimension": spectrum.effective_dimension,
         "largest_eigenvalue": spectrum.largest,
         "learning_rate": quadratic.learning_rate,
-        "stationary_optimum": square * optimal_error(quadratic),
     }
 
 
@@ -214,21 +141,15 @@ def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     caption = "RMSE and MaxSE include σ; per unit of clip norm. The sensitivity of C is exact, or an upper bound where it has ≤"
     columns: tuple[str, ...] = ("noise_multiplier", "sensitivity", "rmse", "max_se")
     if summary:
-        columns = ("noise_multiplier", "rmse", "loss", "gradient_norm", "stationary")
+        columns = ("noise_multiplier", "rmse", "loss", "gradient_norm")
         title += (
             f"; d = {summary['dimension']}, d_eff = {number(summary['effective_dimension'])}, "
             f"‖H‖ = {number(summary['largest_eigenvalue'])}, η = {number(summary['learning_rate'])}"
         )
         caption = (
             "RMSE includes σ. Loss: what the noise adds after all rounds; gradient norm: to its mean over rounds; per "
-            "(clip norm / cohort)². Stationary: a run without end, in which a user takes part once; the least of all Toeplitz "
-            f"noise is {number(summary['stationary_optimum'])}"
+            "(clip norm / cohort)². noise-curve: with the barrier that suits networks, so above the least loss"
         )
-        if any(row["mechanism"] == "noise-curve" for row in done):
-            caption += (
-                ". noise-curve: with the barrier that suits networks, so above the least loss of its problem (digits, 8 bands: "
-                "by 38 %)"
-            )
     table = Table(title=title, caption=caption)
     table.add_column("mechanism", overflow="fold")
     if own:
@@ -251,14 +172,3 @@ def _participation(row: dict[str, Any]) -> str:
     """k and b of a row, or q and b."""
     often = f"k ≤ {row['participations']}" if row["sampling_rate"] is None else f"q = {row['sampling_rate']:.6g}"
     return f"{often}, b = {row['min_separation']}"
-
-
-def draw(path: Path, rows: list[dict[str, Any]], figure: str) -> None:
-    """A figure of each mechanism, its RMSE or loss, as a horizontal bar."""
-    done = [row for row in rows if isinstance(row.get(figure), float)][::-1]
-    label = {"rmse": "RMSE of the noise, per unit of clip norm", "loss": "loss, per (clip norm / cohort)²"}[figure]
-    with drawn(path, 7, 0.8 + 0.3 * len(done)) as page:
-        axes = page.add_subplot(xlabel=label)
-        bars = axes.barh([row["label"] for row in done], [row[figure] for row in done], color="0.6", edgecolor="black")
-        axes.bar_label(bars, fmt="%.3g", padding=3)
-        axes.margins(x=0.12)

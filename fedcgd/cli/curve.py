@@ -3,20 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedcgd.cli.commands import CurveOptions
 from fedcgd.cli.options import function_named
 from fedcgd.cli.printing import (
-    check_plot,
     console,
-    drawn,
     key_value_table,
     number,
     print_json,
     status,
 )
-from fedcgd.curvature.tail import PowerLaw
 from fedcgd.mechanisms import Mechanism
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of, write_mechanism
@@ -30,7 +25,6 @@ TASKS = "fedcgd_simulations.public:public_examples"  # in the repository, and no
 
 def curve(asked: CurveOptions) -> None:
     """Measure the curvature of a model's loss on public examples, and fit noise to it."""
-    check_plot(asked.plot)
     if sum(each is not None for each in (asked.source, asked.task, asked.spectrum)) != 1:
         raise ValueError("say whose curvature: one of MODULE:FUNCTION, --task and --spectrum")
     if asked.mechanism is None and any(
@@ -59,8 +53,6 @@ def curve(asked: CurveOptions) -> None:
         )
     if asked.output is not None:
         measured.save(asked.output)
-    if asked.plot is not None:
-        draw(asked.plot, measured)
     fitted = None
     if asked.mechanism is not None and participation is not None and asked.learning_rate is not None:
         with status(asked.json) as say:
@@ -109,41 +101,23 @@ def show(
         files = {"file": output and str(output), "mechanism_file": written}
         print_json(figures | {"measured_on": dict(facts)} | files | {"mechanism": fitted and spelling_of(fitted)})
         return
-    tail, quadrature = facts.get("tail"), facts.get("quadrature")
     rows = [
         ("parameters", f"{spectrum.dimension:,}"),
         ("largest eigenvalue", number(spectrum.largest)),
         ("trace", number(spectrum.trace)),
         ("effective dimension", f"{number(spectrum.effective_dimension)} (trace / largest)"),
     ]
-    rows += [(name.replace("_", " "), str(facts[name])) for name in ("examples", "method") if name in facts]
-    if tail and quadrature:
-        rows.append(("tail: power law", f"sums to {number(tail['sum'])}"))
-        spread = f"{number(quadrature['sum'])} ± {number(quadrature['sum_standard_error'])}"
-        rows.append(("tail: quadrature", f"sums to {spread}"))
-    if "products" in facts:
-        rows.append(("took", f"{facts['products']} products, {facts['processor_seconds']} s of processor time"))
+    rows += [
+        (name.replace("_", " "), str(facts[name]))
+        for name in ("examples", "method", "products", "processor_seconds")
+        if name in facts
+    ]
     if output is not None:
         rows.append(("written to", str(output)))
     if fitted is not None:
         where = f", written to {written}: --mechanism file:{written}" if written else ""
         rows.append(("fitted", spelling_of(fitted) + where))
     console.print(key_value_table("Spectrum of the Hessian on public examples", rows))
-
-
-def draw(path: Path, spectrum: Spectrum) -> None:
-    """Eigenvalues against their positions, both logarithmic: computed, the power law through them, and what is used."""
-    values, counts = spectrum.arrays()
-    with drawn(path, 6, 4) as figure:
-        axes = figure.add_subplot(xscale="log", yscale="log", xlabel="position", ylabel="eigenvalue")
-        axes.step(np.cumsum(counts), values, where="pre", color="black", label="used")
-        if largest := spectrum.measured_on.get("largest"):
-            axes.plot(np.arange(1, len(largest) + 1), largest, ".", color="black", label="computed")
-        if tail := spectrum.measured_on.get("tail"):
-            law = PowerLaw(**{name: tail[name] for name in ("scale", "exponent", "count", "smallest")})
-            positions = np.unique(np.geomspace(1, law.count, 200).round())
-            axes.plot(positions, law(positions), "--", color="0.5", label="power law through them")
-        axes.legend()
 
 
 def _load(source: str, **options: Any) -> "Public":

@@ -24,7 +24,6 @@ from fedcgd.keepers.service import KeeperService
 from fedcgd.keepers.tls import Tls
 from fedcgd.keepers.verification import AGREED, contradictions
 from fedcgd.noise.keys import delete_key_file
-from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import parse_json
 
 
@@ -60,10 +59,11 @@ def serve(asked: ServeOptions) -> None:
 
 def show(asked: ShowKeepersOptions) -> None:
     """Show who the keepers in a keepers.toml are, or what the keeper of a key has opened."""
-    rows, values = _of_keepers(asked.path) if asked.path.suffix == ".toml" else _of_key(asked.path)
+    values = _of_keepers(asked.path) if asked.path.suffix == ".toml" else _of_key(asked.path)
     if asked.json:
         print_json(values)
     else:
+        rows = [(name.replace("_", " "), _in_words(value)) for name, value in values.items()]
         console.print(key_value_table(str(asked.path), rows))
 
 
@@ -104,77 +104,45 @@ def seal(asked: SealKeeperOptions) -> None:
     )
 
 
-def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+def _of_keepers(path: Path) -> dict[str, Any]:
+    """Who the keepers are, and what they allow."""
     keepers = Keepers.from_file(path)
-    shares = keepers.shares
-    rows = [
-        (card.name, f"fingerprint {card.fingerprint}" + (f", at {card.address}" if card.address else ""))
-        for card in keepers.cards
-    ]
-    rows += [
-        (
-            "may collude",
-            f"{keepers.colluding} of {shares.keepers}: against so many, with the server, the plan's ε holds",
-        ),
-        ("may be away", f"{keepers.away} in a round"),
-        ("a sum", f"of at least {plural(keepers.nodes, 'node', 'nodes')}; of fewer none is opened"),
-        ("noise", f"{shares.louder:.3f} times a trusted server's"),
-        ("digest", f"{keepers.digest[:16]}: the same for all parties"),
-        (
-            "a run may cost",
-            "any ε"
-            if keepers.epsilon is None
-            else f"ε = {keepers.epsilon:g} at δ = {keepers.delta:g}, its evaluations on users' data included (zero out one "
-            "user; sampling: none; exact Gaussian mechanism); plans of more are refused",
-        ),
-    ]
-    values = {
+    return {
         "keepers": {card.name: card.fingerprint for card in keepers.cards},
+        "addresses": {card.name: card.address for card in keepers.cards if card.address},
         "colluding": keepers.colluding,
         "away": keepers.away,
         "nodes": keepers.nodes,
-        "noise_factor": shares.louder,
+        "noise_factor": keepers.shares.louder,
         "digest": keepers.digest,
         "epsilon": keepers.epsilon,
         "delta": keepers.delta,
+        "epsilon_is_of": "a run and its evaluations (zero out one user; sampling: none; exact Gaussian mechanism)",
     }
-    return rows, values
 
 
-def _of_key(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+def _of_key(path: Path) -> dict[str, Any]:
+    """What the keeper of this key has agreed to and opened."""
     record = record_file(path)
     if not path.is_file() and not record.is_file():
         raise ValueError(f"there is neither a key file {path} nor a record {record}")
-    fingerprint = KeeperKey.from_file(path).card("any").fingerprint if path.is_file() else None
     found = read(record) if record.is_file() else None
     every = () if found is None else found.openings
     openings, evaluations = ([opened.round for opened in every if opened.kind == kind] for kind in get_args(Kind))
-    agreed = (
-        None
-        if found is None or found.agreement is None
-        else parse_json(found.agreement, AGREED, "the agreement on record")
-    )
-    rows = [
-        ("key", "deleted" if fingerprint is None else f"fingerprint {fingerprint}"),
-        ("rounds opened", f"{len(openings)}" + (f", the last is {openings[-1]}" if openings else "")),
-    ]
-    if agreed is not None:
-        plan = agreed["plan"]
-        mechanism = plan["mechanism"]["name"]
-        rows += [
-            ("run", agreed["run"] or "a simulation"),
-            ("plan", f"{mechanism}, {plan['participation']['rounds']} rounds, σ = {plan['noise_multiplier']:.4g}"),
-            ("coordinates", str(agreed["size"])),
-            ("keepers.toml", agreed["keepers"][:16]),
-        ]
-        if (other := agreed.get(EVALUATION)) is not None:
-            planned, sigma = other["plan"]["participation"]["rounds"], other["plan"]["noise_multiplier"]
-            rows.append(("evaluations opened", f"{len(evaluations)} of {planned}, σ = {sigma:.4g}"))
-    values = {
-        "fingerprint": fingerprint,
+    agreed = found and found.agreement and parse_json(found.agreement, AGREED, "the agreement on record")
+    return {
+        "fingerprint": KeeperKey.from_file(path).card("any").fingerprint if path.is_file() else "deleted",
         "rounds_opened": openings,
         "evaluations_opened": evaluations,
         "agreement": agreed,
         "record": str(record),
     }
-    return rows, values
+
+
+def _in_words(value: Any) -> str:
+    """A value as people read it: of rounds how many, and the last."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_in_words(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list):
+        return f"{len(value)}, the last is {value[-1]}" if value else "none"
+    return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

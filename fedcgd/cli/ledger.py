@@ -6,7 +6,6 @@ from rich.table import Table
 from fedcgd import ledger
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import (
-    AdoptOptions,
     ComposeOptions,
     ModelFileOptions,
     SealOptions,
@@ -26,7 +25,6 @@ from fedcgd.cli.usage import Exit, complaints
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.statement import described, facts, records
 from fedcgd.ledger.texts import finding
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.support.files import check_private
 from fedcgd.support.numbers import plural
 from fedcgd.support.untrusted import clean
@@ -120,17 +118,6 @@ def model(asked: ModelFileOptions) -> None:
         {"arrays": count, "target": str(asked.target)},
         f"{plural(count, 'trained array is', 'trained arrays are')} in {asked.target}. Arrays that were not trained (counters, "
         "frozen layers, fixed statistics) are not in a ledger: take them from the model that the run began with",
-    )
-
-
-def adopt(asked: AdoptOptions) -> None:
-    """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost."""
-    released = ledger.adopt(asked.path, NoiseKey.from_file(asked.key_file, runs=asked.runs))
-    printed(
-        asked.json,
-        {"adopted": str(asked.path), "released": released, "key_file": str(asked.key_file)},
-        f"{asked.path} is adopted after {plural(released, 'released round', 'released rounds')}, and goes on with "
-        f"{asked.key_file}",
     )
 
 

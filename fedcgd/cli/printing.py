@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.markup import escape
@@ -27,10 +27,6 @@ from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
 from fedcgd.support.files import atomic_write
 from fedcgd.support.untrusted import clean
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 MOST_SHOWN = 10_000  # characters of a text that may be somebody else's
 
@@ -66,26 +62,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     return [finite(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def check_plot(path: Path | None) -> None:
-    """Raise ValueError, before any work, if a plot cannot be written to `path`."""
-    if path is None:
-        return
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"a plot is a .png, .svg or .pdf file, got {path}")
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} for the plot {path.name}; make it first")
-
-
-@contextmanager
-def drawn(path: Path, width: float, height: float) -> Iterator["Figure"]:
-    """A figure of so many inches, which is written to `path` when this is left."""
-    from matplotlib.figure import Figure  # of the extra `plots`, and slow
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    yield figure
-    figure.savefig(path, dpi=150)
 
 
 def budget(epsilon: float, delta: float) -> dict[str, Any]:

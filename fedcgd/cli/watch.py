@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from html import escape
@@ -22,19 +22,18 @@ from rich.text import Text
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import WatchOptions
 from fedcgd.cli.printing import console, finite, key_value_table, print_json, write_whole
-from fedcgd.cli.report_html import STYLE, grid_html, table_html
+from fedcgd.cli.report_html import STYLE, grid
 from fedcgd.ledger.attempts import COUNTED
-from fedcgd.ledger.statement import facts, in_unit, joint_budget, records, unit_of
+from fedcgd.ledger.statement import facts, in_unit, outlined, records
 from fedcgd.participation.samplings import scheme_of
 from fedcgd.plan import Plan
+from fedcgd.support.html import table
 from fedcgd.support.numbers import duration
 
 LATEST = 8
 """Attempts and measurements that are shown."""
 LEAST_EVERY, MOST_EVERY = 0.2, 86400
 """Seconds between two looks: a ledger is not read without a pause, and a page is looked at on the same day."""
-_NOT_WATCHED = ("with_evaluations", "attacker", "adaptive_clipping", "identity", "keepers")
-"""Facts of a whole statement that take a verification, or that do not change meanwhile."""
 PACE = 20
 """Releases whose median distance tells the time that is left."""
 
@@ -44,28 +43,24 @@ def watch(asked: WatchOptions) -> None:
     every = asked.every
     if not LEAST_EVERY <= every <= MOST_EVERY:
         raise ValueError(f"--every must be in [{LEAST_EVERY}, {MOST_EVERY}] seconds, got {every}; 2 is usual")
-    if asked.json or asked.once:
-        found = state(asked.path)
-        if asked.html:
-            write_page(asked.html, found, every)
-        if asked.json:
-            print_json(found)
-        else:
-            console.print(_view(found))
+    if asked.json:
+        print_json(_looked(asked))
         return
     with Live(console=console, auto_refresh=False) as live:
-        for found in _states(asked.path, every):
+        while True:
+            found = _looked(asked)
             live.update(_view(found), refresh=True)
-            if asked.html:
-                write_page(asked.html, found, every)
+            if found["over"] or asked.once:
+                return
+            time.sleep(every)
 
 
-def _states(path: Path, every: float) -> Iterator[dict[str, Any]]:
-    while True:
-        yield (found := state(path))
-        if found["over"]:
-            return
-        time.sleep(every)
+def _looked(asked: WatchOptions) -> dict[str, Any]:
+    """The state now, written to the page if one is asked for."""
+    found = state(asked.path)
+    if asked.html:
+        write_page(asked.html, found, asked.every)
+    return found
 
 
 def state(path: Path) -> dict[str, Any]:
@@ -81,20 +76,11 @@ def state(path: Path) -> dict[str, Any]:
     ended = [row["ended"] for row in attempts if row["state"] in COUNTED]
     planned, released = plan.participation.rounds, len(ended)
     hidden = scheme_of(plan.participation.sampling).hidden
-    return {
+    so_far = plan.quick_guarantee(released=released) if released else None
+    return outlined(run, plan.guarantee(), so_far, released) | {
         "ledger": str(path),
-        "unit": unit_of(run["configuration"]),
-        "simulated": run["simulated"],
-        "noiseless": plan.noiseless,
-        "sealed": run["sealed"],
-        "plan": run["plan"],
-        "over": run["sealed"] is not None or len(ended) >= planned,
-        "rounds_planned": planned,
-        "rounds_released": released,
+        "over": run["sealed"] is not None or released >= planned,
         "rounds_skipped": len(record["skips"]),
-        "whole_run": plan.guarantee().to_description(),
-        "so_far": plan.quick_guarantee(released=released).to_description() if released else None,
-        "joint_budget": joint_budget(run["configuration"]),
         "seconds_left": _seconds_left(ended, planned - released),
         "attempts": [
             {name: row[name] for name in ("round", "attempt", "state", "ended")}
@@ -122,7 +108,7 @@ def _seconds_left(ended: list[str], rounds: int) -> float | None:
 def _facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     seconds = found["seconds_left"]
     left = "over" if found["over"] else "unknown" if seconds is None else f"about {duration(seconds)}"
-    return [*facts({**found, **dict.fromkeys(_NOT_WATCHED)}), ("time left", left)]
+    return [*facts(found), ("time left", left)]
 
 
 def _tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -169,10 +155,10 @@ def _view(found: Mapping[str, Any]) -> Group:
         Panel(ProgressBar(total=found["rounds_planned"], completed=found["rounds_released"]), box=box.SIMPLE),
     ]
     for title, columns, rows in _tables(found):
-        table = Table(*columns, title=title)
+        shown = Table(*columns, title=title)
         for row in rows:
-            table.add_row(*map(Text, row))
-        parts.append(table)
+            shown.add_row(*map(Text, row))
+        parts.append(shown)
     return Group(*parts)
 
 
@@ -181,14 +167,14 @@ def write_page(path: Path, found: Mapping[str, Any], every: float) -> None:
     done = found["rounds_released"]
     again = "" if found["over"] else f'<meta http-equiv="refresh" content="{max(1, round(every))}">'
     tables = "".join(
-        f"<h2>{escape(title)}</h2>{grid_html(columns, rows)}" for title, columns, rows in _tables(finite(found))
+        f"<h2>{escape(title)}</h2>{grid(columns, rows)}" for title, columns, rows in _tables(finite(found))
     )
     page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{again}'
         f'<meta name="viewport" content="width=device-width"><title>{done} of {found["rounds_planned"]} rounds</title>'
-        f"<style>{STYLE} progress {{ width: 100%; }}</style></head>\n<body><main><h1>{escape(Path(found['ledger']).name)}</h1>\n"
-        f'<progress aria-label="rounds" max="{found["rounds_planned"]}" value="{done}"></progress>\n'
-        f"{table_html(_facts(found))}\n{tables}<p class='small'>{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC. "
+        f"<style>{STYLE}</style></head>\n<body><main><h1>{escape(Path(found['ledger']).name)}</h1>\n"
+        f'<progress style="width: 100%" aria-label="rounds" max="{found["rounds_planned"]}" value="{done}"></progress>\n'
+        f"{table(dict(_facts(found)))}\n{tables}<p class='small'>{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC. "
         "Times and counts on this page are not differentially private.</p></main></body></html>\n"
     )
     write_whole(path, page)

@@ -63,7 +63,7 @@ def answer(key_file: Path, keepers: Keepers, question: str, asked: bytes) -> byt
         The answer, as bytes; None to what is no question.
     """
     if question == "/who":
-        return proof(KeeperKey.from_file(key_file), asked)
+        return proof(KeeperKey.from_file(key_file), keepers, asked)
     if question not in ("/check", "/open"):
         return None
     try:

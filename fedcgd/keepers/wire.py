@@ -6,6 +6,7 @@ byte first, if the keeper opens the round.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
@@ -18,23 +19,34 @@ from fedcgd.keepers.keeper import Opening, Refusal
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
 from fedcgd.support.untrusted import MalformedError, parse_json
 
-CHALLENGE = b"fedcgd keeper: which node is it"
-"""What a challenge is sealed with: never the `info` of a seed, which begins with an agreement's context."""
-
+_CHALLENGE = b"fedcgd keeper: which node is it"  # never the `info` of a seed, which begins with an agreement's context
 _NODE_BYTES = TICKET_BYTES + SEALED_BYTES
 
 
-def proof_of(challenge: bytes) -> bytes:
-    """What shows that a challenge was opened."""
-    return hashlib.sha256(b"fedcgd keeper opened\0" + challenge).digest()
+def challenges(keepers: Keepers) -> tuple[dict[bytes, str], bytes]:
+    """(The proof that a keeper alone can give → its name; a question that every keeper can be asked, sealed to each in turn).
+
+    The proofs are new each time.
+    """
+    asked = {card.name: os.urandom(32) for card in keepers.cards}
+    sealed = b"".join(card.seal(asked[card.name], _CHALLENGE) for card in keepers.cards)
+    return {_proof_of(challenge): name for name, challenge in asked.items()}, sealed
 
 
-def proof(key: KeeperKey, sealed: bytes) -> bytes:
-    """The proof for a challenge that is sealed to `key`; for any other bytes one that nobody takes."""
+def proof(key: KeeperKey, keepers: Keepers, sealed: bytes) -> bytes:
+    """The proof of the keeper that holds `key`; for bytes that are no challenge to it one that nobody takes.
+
+    Raises ValueError if the key belongs to none of the keepers.
+    """
+    start = keepers.names.index(keepers.card_of(key).name) * SEALED_BYTES
     try:
-        return proof_of(key.open(sealed, CHALLENGE))
+        return _proof_of(key.open(sealed[start : start + SEALED_BYTES], _CHALLENGE))
     except (InvalidTag, ValueError):
-        return proof_of(b"")
+        return _proof_of(b"")
+
+
+def _proof_of(challenge: bytes) -> bytes:
+    return hashlib.sha256(b"fedcgd keeper opened\0" + challenge).digest()
 
 
 def to_bytes(agreement: Agreement, opening: Opening) -> bytes:

@@ -24,14 +24,14 @@ and so a noise of its own. Opening is refused while another process has the file
 
 `verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `joint` says what several runs cost
 together, `JointBudget` keeps each user within an ε for several runs, `released_model` gives the last model, `seal` ends a run
-and deletes its key, and `adopt` goes on with a ledger whose key has lost the register of its runs.
+and deletes its key.
 Nothing here holds the key, and whoever reads the file learns who took part when: it is for the server's operator only.
 """
 
 from fedcgd.ledger.budget import Admission, JointBudget, JointRecord, UserGroup, joint
 from fedcgd.ledger.model_file import released_model, save_model
+from fedcgd.ledger.registry import seal
 from fedcgd.ledger.run import Ledger, Run
-from fedcgd.ledger.sealing import adopt, seal
 from fedcgd.ledger.statement import export
 from fedcgd.ledger.texts import Finding, LedgerError
 from fedcgd.ledger.verification import Verification, verify
@@ -46,7 +46,6 @@ __all__ = [
     "Run",
     "UserGroup",
     "Verification",
-    "adopt",
     "export",
     "joint",
     "released_model",

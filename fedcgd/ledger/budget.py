@@ -64,11 +64,10 @@ class JointRecord:
 
     def to_description(self) -> dict[str, Any]:
         """All of it, as JSON-able values."""
-        guarantees = [
-            {"planned": group.planned.to_description(), "released": group.released.to_description()}
-            for group in self.groups
+        groups = [
+            vars(one) | {"planned": one.planned.to_description(), "released": one.released.to_description()}
+            for one in self.groups
         ]
-        groups = [vars(group) | found for group, found in zip(self.groups, guarantees, strict=True)]
         return vars(self) | {"groups": groups}
 
 
@@ -111,11 +110,9 @@ def joint(
     members = Counter(together.of(one) for one in everybody)
     if not members:
         raise refuse("no-users")
-    problems, notes, unknown = check_runs(runs, register)
+    problems, notes = check_runs(runs, register)
     if unnamed := [one for one in unnamed_runs(runs, register) if one.released]:
         (problems if any(together.budgets) else notes).append(finding("unnamed-runs", **_named(unnamed)))
-    if unknown:
-        notes.append(about(", ".join(unknown), finding("no-register")))
     notes += [finding("went-apart", path=run.name) for run in runs if run.branch]
     notes += [finding("older-copy", path=run.name, copies=", ".join(run.copies)) for run in runs if run.copies]
     groups = [
@@ -136,23 +133,23 @@ def joint(
     )
 
 
-def check_runs(runs: Sequence[RecordedRun], register: Path | None) -> tuple[list[Finding], list[Finding], list[str]]:
-    """(What contradicts itself or its register, what is to be known besides, the ledgers that no register knows), by their names.
+def check_runs(runs: Sequence[RecordedRun], register: Path | None) -> tuple[list[Finding], list[Finding]]:
+    """(What contradicts itself or its register, what is to be known besides), by the names of the ledgers.
 
     Of a run whose copies went on in two places a register knows one copy only, and none is compared.
     """
     copies = Counter(run.run_id for run in runs)
-    problems, notes, unknown = [], [], []
+    problems: list[Finding] = []
+    notes: list[Finding] = []
     for run in runs:
         path = Path(run.name)
         known_by = register_beside(path, register) if copies[run.run_id] == 1 else None
         found = verify(path, register=known_by)
-        # A last model that was changed changes no ε: what was released is on record.
-        harmless = [text for text in found.problems if text.reason == "model-differs"]
-        problems += [about(path, text) for text in found.problems if text not in harmless]
-        notes += [about(path, text) for text in (*found.notes, *harmless)]
-        unknown += [run.name] * (known_by is None)
-    return problems, notes, unknown
+        for one in (*found.problems, *found.notes, *([finding("no-register")] if known_by is None else [])):
+            # A last model that was changed changes no ε: what was released is on record.
+            harmless = one not in found.problems or one.reason == "model-differs"
+            (notes if harmless else problems).append(about(path, one))
+    return problems, notes
 
 
 def unnamed_runs(runs: Sequence[RecordedRun], register: Path | None) -> list[RegisteredRun]:
@@ -183,24 +180,15 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
             continue
         if missing := together.missing(i):
             yield finding("ledgers-missing", path=run.name, runs=len(missing), streams=", ".join(missing))
-        counted = budget["after"]
-        if copies := sum(one.branch != "" and one.id not in counted and one.run_id in counted for one in together.runs):
-            yield finding("copies-not-counted", path=run.name, copies=copies)
-        inside_run = [inside for inside in members if i in inside]
-        beyond = [inside for inside in inside_run if not together.admits(i, inside[: inside.index(i)])]
-        if beyond:
-            users = sum(members[inside] for inside in beyond)
-            yield finding("beyond-the-budget", path=run.name, users=users, epsilon=budget["epsilon"])
-        # By runs that it does not count: earlier ones that it did not name, later ones.
-        others = {inside: [j for j in inside if j != i and together.runs[j].id not in counted] for inside in inside_run}
-        beyond = [inside for inside in others if others[inside] and not together.within_budget(i, inside)]
+        # With all that they were in, counted by the budget or not: earlier runs that it did not name, later ones.
+        beyond = [inside for inside in members if i in inside and not together.within_budget(i, inside)]
         if beyond:
             yield finding(
-                "beyond-with-others",
+                "beyond-the-budget",
                 path=run.name,
                 budget=budget,
                 users=sum(members[inside] for inside in beyond),
-                others=", ".join(sorted({together.runs[j].name for inside in beyond for j in others[inside]})),
+                runs=", ".join(sorted({together.runs[j].name for inside in beyond for j in inside if j != i})),
                 cost=rounded_up(max(together.epsilon(inside, budget["delta"]) for inside in beyond)),
             )
 
@@ -285,13 +273,14 @@ class JointBudget:
             if not run.over:
                 planned = run.plan.participation.rounds
                 raise refuse("not-over", path=run.name, released=run.released, rounds=planned)
-        problems, notes, _ = check_runs(runs, key.runs)
-        notes += _check_all_named(runs, key, ledger)
+        problems, notes = check_runs(runs, key.runs)
         if problems:
             raise refuse("contradiction-before", problems="; ".join(problems))
+        if ledger == MEMORY or not Path(ledger).exists():  # one that goes on was checked when it began
+            _check_all_named(runs, key)
         ids = {run.id for run in runs}
         for run in runs:
-            if unnamed := set(run.budget["after"]) - ids if run.budget else set():
+            if unnamed := set(run.run.settings.get(BUDGET, {"after": ()})["after"]) - ids:
                 raise refuse("unnamed-before", path=run.name, runs=len(unnamed), streams=", ".join(sorted(unnamed)))
         after = {run.id: run.plan.to_description() for run in runs}
         configuration = {BUDGET: {"epsilon": self.epsilon, "delta": self.delta, "after": after}}
@@ -325,20 +314,10 @@ class JointBudget:
         )
 
 
-def _check_all_named(runs: Sequence[RecordedRun], key: NoiseKey, ledger: Path | str) -> list[Finding]:
-    """Raise ValueError if a register knows of a run that began before this one and is not among `runs`; notes on later ones."""
-    own = None
-    if ledger != MEMORY and Path(ledger).exists():
-        with reader(ledger) as connection:  # it goes on
-            own = stored_run(connection)
-    others = [
-        one
-        for one in unnamed_runs(runs, key.runs)
-        if (own is None or one.stream_id != own.stream_id) and (one.released or _may_begin_to_release(one))
-    ]
-    if earlier := [one for one in others if own is None or one.begun <= own.created]:
-        raise refuse("unregistered-before", **_named(earlier))
-    return [finding("begun-since", **_named(others))] if others else []
+def _check_all_named(runs: Sequence[RecordedRun], key: NoiseKey) -> None:
+    """Raise ValueError if a register knows of a run that is not among `runs` and has released something, or may do so."""
+    if others := [one for one in unnamed_runs(runs, key.runs) if one.released or _may_begin_to_release(one)]:
+        raise refuse("unregistered-before", **_named(others))
 
 
 def _may_begin_to_release(run: RegisteredRun) -> bool:

@@ -9,7 +9,6 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from fedcgd.support.records import MAKE_ROOM
 from fedcgd.support.untrusted import MalformedError, conform, parse_json
 
 _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-_AT_ONCE = 1 << 20  # bytes: written while they are still in the cache that the checksum has read them into
 
 
 class Latest(NamedTuple):
@@ -34,10 +32,6 @@ class Latest(NamedTuple):
     state_bytes: int
     checksum: int
     layout: str
-
-    def file(self, ledger: Path) -> Path:
-        """Where model and state lie; there is no file if both are empty."""
-        return file_of(ledger, self.round)
 
 
 def file_of(ledger: Path, round: int) -> Path:
@@ -84,9 +78,9 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
             with os.fdopen(os.open(path, _WRITE, 0o600), "wb") as file:
                 if hasattr(os, "fchmod"):  # Windows has access lists in place of modes
                     os.fchmod(file.fileno(), 0o600)  # refused if it is another user's
-                for chunk in _chunks(model, state):  # in place: new memory would take as long as the writing
-                    checksum = zlib.crc32(chunk, checksum)
-                    file.write(chunk)
+                for part in (model, state):  # in place: new memory would take as long as the writing
+                    checksum = zlib.crc32(part, checksum)
+                    file.write(part)
                 file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
@@ -100,17 +94,11 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
     return Latest(round, len(model), len(state), checksum, layout)
 
 
-def _chunks(*parts: memoryview) -> Iterator[memoryview]:
-    for part in parts:
-        for start in range(0, len(part), _AT_ONCE):
-            yield part[start : start + _AT_ONCE]
-
-
 def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     """Model and state. Raises ValueError if the file is missing or is not the one that the ledger speaks of."""
     if not latest.model_bytes + latest.state_bytes:
         return b"", b""
-    path = latest.file(ledger)
+    path = file_of(ledger, latest.round)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -122,20 +110,6 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     if whole and zlib.crc32(state, zlib.crc32(model)) == latest.checksum:
         return model, state
     raise refuse("model-changed", path=path, release=latest.round + 1, ledger=ledger)
-
-
-def compared(ledger: Path, latest: Latest) -> str | None:
-    """ "missing" or "changed", if the file is not the one that the ledger speaks of; None if it is. It is read in stretches."""
-    if not latest.model_bytes + latest.state_bytes:
-        return None
-    checksum = size = 0
-    try:
-        with latest.file(ledger).open("rb") as file:
-            while chunk := file.read(_AT_ONCE):
-                checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
-    except FileNotFoundError:
-        return "missing"
-    return None if (size, checksum) == (latest.model_bytes + latest.state_bytes, latest.checksum) else "changed"
 
 
 def discard(ledger: Path, round: int) -> None:
@@ -156,7 +130,7 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
     Raises:
         ValueError: before the first release, and if the ledger does not say what the model's arrays are.
     """
-    model, layout = _last(Path(path))
+    model, layout = last(Path(path))
     if not layout:
         raise refuse("model-without-layout", path=path)
     described = parse_json(layout, [list], "the layout of the model on record")
@@ -170,7 +144,7 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
     return {
         name: (np.maximum(part, 0) if name.rpartition(".")[2] == "running_var" else part)
         .reshape(shape)
-        .astype(_dtype(dtype))
+        .astype(np.sctypeDict.get(dtype, np.float32))
         for name, part, shape, dtype in zip(names, parts, shapes, dtypes, strict=True)
     }
 
@@ -179,8 +153,11 @@ _LAYOUT: tuple[Any, ...] = ([str], [[int]], [str])
 """The form of a layout: names, shapes and dtypes."""
 
 
-def _last(path: Path) -> tuple[bytes, str]:
-    """Model and layout. A run that goes on may release another model while this reads: then that one."""
+def last(path: Path) -> tuple[bytes, str]:
+    """Model and layout. A run that goes on may release another model while this reads: then that one.
+
+    Raises ValueError if there is none, or the file is missing or is not the one that the ledger speaks of.
+    """
     latest = None
     while True:
         with reader(path) as connection:
@@ -216,10 +193,3 @@ def save_model(path: Path | str, target: Path) -> int:
     with atomic_write(target) as part:
         np.savez(part, **arrays)  # type: ignore[arg-type]
     return len(arrays)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return np.dtype(np.float32)

@@ -1,14 +1,18 @@
-"""The runs that a key has begun, in a small file beside the key: so that a run is not begun again when its ledger is lost."""
+"""The runs that a key has begun, in a small file beside the key: so that a run is not begun again when its ledger is lost.
+
+And the end of a run: its ledger is sealed, and its key deleted.
+"""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcgd.ledger.store import reader, stored_run
+from fedcgd.ledger import attempts
+from fedcgd.ledger.store import RunLock, StoredRun, checkpoint, connect, reader, stored_run
 from fedcgd.ledger.texts import refuse
-from fedcgd.noise.keys import NONCE_BYTES
+from fedcgd.noise.keys import NONCE_BYTES, NoiseKey, delete_key_file, runs_file
 from fedcgd.support.records import check_record, check_tables, make_record, now, read_only, record_name, transaction
 
 _SCHEMA = """
@@ -76,24 +80,17 @@ class Registry:
     Raises ValueError, with the remedy, for what must not go on; sqlite3.OperationalError if the file cannot be written.
     """
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
-        """`name` is what a register that is made anew says in its first line (`NoiseKey.record`); None for a new name."""
+    def __init__(self, path: Path) -> None:
         self._path = path
         check_record(path, "the register of the key's runs,")
         try:
-            make_record(path, name)
+            make_record(path)
             record_name(path)
-        except OSError as error:
-            raise refuse("register-unwritable", path=path, error=error.strerror) from error
-        except ValueError as error:
-            raise refuse("register-lost", problem=f"{path}, where the key's runs are remembered, {error}") from error
-        self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
-        try:
+            self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode = PERSIST")
             self._connection.execute("PRAGMA synchronous = EXTRA")
             self._connection.execute(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            self._connection.close()
+        except (OSError, ValueError, sqlite3.DatabaseError) as error:
             raise refuse("unreadable-register", path=path, error=error) from error
 
     def close(self) -> None:
@@ -111,17 +108,18 @@ class Registry:
             # A run that never released anything may begin again; the process that began it can then release nothing any more.
             unused = "DELETE FROM runs WHERE settings = ? AND released = 0 AND sealed IS NULL"
             self._connection.execute(unused, (settings,))
-            self._insert(stream_id, settings, ledger, [])
+            self._insert(stream_id, settings, ledger)
 
     def resume(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
         """Go on with a run whose ledger has released under these `nonces`. Raises ValueError if that ledger is not the latest."""
         with transaction(self._connection):
             found = self.run(stream_id)
             if found is None:
-                self._check_not_begun_again(settings, ledger)
+                for run in self._runs("settings = ?", settings):
+                    raise refuse("begun-again", run=run, path=ledger)
                 if nonces:
                     raise refuse("unknown-to-the-register", path=ledger, rounds=len(nonces), register=self._path)
-                self._insert(stream_id, settings, ledger, [])
+                self._insert(stream_id, settings, ledger)
                 return
             if len(nonces) < found.released:
                 raise refuse("old-copy", path=ledger, rounds=len(nonces), released=found.released)
@@ -129,18 +127,6 @@ class Registry:
                 raise refuse("copy-went-on", path=ledger, round=found.released)
             self._write(stream_id, len(nonces), nonces)
             self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
-
-    def adopt(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
-        """Remember a run that this file does not know of, as its ledger has it. Raises ValueError if it does know of it."""
-        with transaction(self._connection):
-            self.check_unknown(stream_id, settings, ledger)
-            self._insert(stream_id, settings, ledger, nonces)
-
-    def check_unknown(self, stream_id: str, settings: str, ledger: str) -> None:
-        """Raise ValueError if this file knows of the run, or of one that the key began in its place."""
-        if self.run(stream_id) is not None:
-            raise refuse("nothing-to-adopt", register=self._path, path=ledger)
-        self._check_not_begun_again(settings, ledger)
 
     @contextmanager
     def release(self, stream_id: str, released: int, latest: Sequence[int]) -> Iterator[None]:
@@ -171,16 +157,11 @@ class Registry:
         """The other runs that have released something, as far as this file knows: of this key, or of one that was here before."""
         return self._runs("stream_id != ? AND released > 0", stream_id)
 
-    def _check_not_begun_again(self, settings: str, ledger: str) -> None:
-        for run in self._runs("settings = ?", settings):
-            raise refuse("begun-again", run=run, path=ledger)
-
-    def _insert(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
+    def _insert(self, stream_id: str, settings: str, ledger: str) -> None:
         self._connection.execute(
             "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
             (stream_id, settings, ledger, now()),
         )
-        self._write(stream_id, len(nonces), nonces)
 
     def _write(self, stream_id: str, released: int, nonces: Sequence[int]) -> None:
         last = nonces[-1].to_bytes(NONCE_BYTES, "big") if nonces else None
@@ -194,3 +175,63 @@ class Registry:
             (value,),
         )
         return [RegisteredRun(*row) for row in rows]
+
+
+def seal(path: Path | str, key_file: Path | None) -> None:
+    """End a run for good and delete its key file. May be repeated.
+
+    Without the key nobody, the operator included, can remove the noise from what was released.
+
+    Args:
+        path: the ledger.
+        key_file: the key; None if it is elsewhere, and yours to delete.
+
+    Raises:
+        ValueError: and neither seals nor deletes, if the key file is missing or is another key, if another run of the key is
+            not sealed, or if another process has the ledger open.
+    """
+    with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
+        run = stored_run(connection)
+    with ExitStack() as stack:
+        stack.enter_context(closing(RunLock(Path(path).resolve())))
+        registry = None
+        if key_file is not None:
+            _check_key(key_file, run)
+            registry = stack.enter_context(closing(Registry(runs_file(key_file))))
+            _check_not_needed(registry, run.stream_id, key_file)
+        connection = stack.enter_context(closing(connect(path)))
+        with transaction(connection):
+            attempts.abandon(connection, Path(path))
+            connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
+        checkpoint(connection)
+        if registry is not None:
+            registry.seal(run.stream_id, now())
+    if key_file is not None:
+        delete_key_file(key_file)
+
+
+def _check_key(key_file: Path, run: StoredRun) -> None:
+    """Raise ValueError unless `key_file` is the key of `run`, or was until the run was sealed."""
+    if key_file.exists():
+        if NoiseKey.from_file(key_file).fingerprint != run.defined.key_fingerprint:
+            raise refuse("another-key-to-seal", path=key_file, fingerprint=run.defined.key_fingerprint)
+        return
+    if runs_file(key_file).exists():
+        with closing(Registry(runs_file(key_file))) as registry:
+            known = registry.run(run.stream_id)
+        if known is not None and known.sealed is not None:
+            return
+    raise refuse("no-key-to-seal", path=key_file)
+
+
+def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:
+    """Raise ValueError if another run of the key may go on. One that was sealed without its key file says so in its ledger."""
+    for run in registry.others(stream_id):
+        if run.sealed is not None:
+            continue
+        with suppress(ValueError), reader(run.ledger) as connection:
+            stored = stored_run(connection)
+            if stored.stream_id == run.stream_id and stored.sealed is not None:
+                registry.seal(run.stream_id, stored.sealed)
+                continue
+        raise refuse("key-of-another-run", path=key_file, run=run)

@@ -20,9 +20,7 @@ from fedcgd.ledger.store import (
     RunSettings,
     checkpoint,
     connect,
-    read_later,
     stored_run,
-    write_later,
     write_run,
 )
 from fedcgd.ledger.texts import refuse
@@ -120,7 +118,7 @@ class Ledger(Closable):
             ValueError: if another process has the ledger open; if it is sealed, or is that of another plan, configuration, key or
                 definition of the noise; if others may read it, or write it or the register, or their folders; if the register is
                 lost, emptied or another key's; and if it has released rounds that the key's register does not
-                know of (`fedcgd.ledger.adopt` says that they are the latest). A key file that was made just now, for this run,
+                know of. A key file that was made just now, for this run,
                 is deleted then.
         """
         try:
@@ -134,6 +132,7 @@ class Ledger(Closable):
     @classmethod
     def _open(cls, path: Path | str, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey, purpose: str) -> Self:
         defined = RunSettings.from_plan(plan, configuration, key)
+        path = MEMORY if str(path) == MEMORY else path
         file = None if path == MEMORY else Path(path).resolve()  # links may change while the run goes on
         name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():
@@ -144,22 +143,16 @@ class Ledger(Closable):
             check_record(file, "the ledger, which says who took part when,")
         with ExitStack() as stack:
             registry = None if key.runs is None else stack.enter_context(closing(Registry(key.runs)))
-
-            def check_new() -> None:
+            if file is not None and not file.exists():  # what is refused leaves no file
                 if registry is not None:  # first: where a ledger is lost, its model's file may not be
                     registry.check_new(defined.run_hash, name)
-                if file is not None:
-                    model_file.check_unused(file)
-
-            if file is not None and not file.exists():  # what is refused leaves no file
-                check_new()
+                model_file.check_unused(file)
             connection = stack.enter_context(closing(connect(path)))
             # Before anything that another process might notice.
             lock = None if file is None else stack.enter_context(closing(RunLock(file)))
             with transaction(connection):
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
-                    check_new()
                     # A simulation shall repeat, with a ledger or without one.
                     write_run(connection, defined, purpose if key.simulated else secrets.token_hex(16))
                 _check_same(connection, name, defined, key)
@@ -465,6 +458,5 @@ def _check_same(connection: sqlite3.Connection, path: str, defined: RunSettings,
 def _note_place(connection: sqlite3.Connection, file: Path, released: int) -> None:
     """Keep which file the ledger is: one that was copied, moved to another disk or restored is another, and says so then."""
     inode = file.stat().st_ino
-    places = read_later(connection, "places")
-    if not places or places[-1][-1] != inode:
-        write_later(connection, "places", now(), released, inode)
+    if connection.execute("SELECT inode FROM places ORDER BY rowid DESC").fetchone() != (inode,):
+        connection.execute("INSERT INTO places VALUES (?, ?, ?)", (now(), released, inode))

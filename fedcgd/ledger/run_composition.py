@@ -17,7 +17,6 @@ from fedcgd.accounting.shares import NoiseShares
 from fedcgd.ledger.attempts import nonces_of
 from fedcgd.ledger.store import StoredRun, reader, stored_run
 from fedcgd.ledger.texts import refuse
-from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 BUDGET = "budget"  # in a configuration: the joint ε and δ, and the plans of the earlier runs that count, by their ids
@@ -38,11 +37,15 @@ def evaluation_plan(configuration: Mapping[str, Any]) -> Plan | None:
 
 def with_evaluations(training: Plan, evaluations: Plan) -> JointGuarantee:
     """ε of a whole training and all its planned evaluations, for a user who is in both, at the training's δ."""
-    runs = [
-        PastRun(mechanism=plan.mechanism, participation=plan.participation, noise_multiplier=plan.noise_multiplier)
-        for plan in (training, evaluations)
-    ]
-    return compose(runs, delta=training.delta)
+    return compose([past(training), past(evaluations)], delta=training.delta)
+
+
+def past(plan: Plan, *, known: bool = False) -> PastRun:
+    """A whole run as planned; `known` counts secret rounds as known ones."""
+    participation = plan.participation
+    if known and participation.is_secret:
+        participation = replace(participation, sampling="none", sampling_rate=None, warm_start=True)
+    return PastRun(mechanism=plan.mechanism, participation=participation, noise_multiplier=plan.noise_multiplier)
 
 
 def with_evaluations_by_collusion(training: Plan, evaluations: Plan, shares: NoiseShares) -> tuple[float, ...]:
@@ -92,46 +95,37 @@ class RecordedRun:
         return self.run.sealed is not None or len(self.nonces) >= self.plan.participation.rounds
 
     @property
-    def budget(self) -> dict[str, Any] | None:
-        """The joint budget that it was begun with."""
-        return self.run.settings.get(BUDGET)
-
-    @property
     def evaluation_of(self) -> str | None:
         """These are the evaluations of the run whose stream this is; None for a training."""
         return self.run.settings.get(EVALUATION_OF)
-
-    def past(self, *, known: bool) -> PastRun:
-        """The whole run as planned; `known` counts secret rounds as known ones."""
-        participation = self.plan.participation
-        if known and participation.is_secret:
-            participation = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
-        sigma = self.plan.noise_multiplier
-        return PastRun(mechanism=self.plan.mechanism, participation=participation, noise_multiplier=sigma)
 
 
 def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
     """The runs at `paths`, and their private evaluations, named or not: whoever was in those pays for both.
 
     Copies of a ledger of which one went on where the other stopped are one run; copies that went on in two places are two.
-    Raises ValueError for what is no ledger, and for a training without the ledger of its evaluations or the other way round.
+    Raises ValueError for what is no ledger, for a training without the ledger of its evaluations beside its own, and for
+    evaluations whose training is not named.
     """
     named = [_read(path) for path in paths]
-    trainings = [run for run in named if run.evaluation_of is None]
-    for run in named:
-        if run.evaluation_of is not None and run.evaluation_of not in [one.run.stream_id for one in trainings]:
-            raise refuse("evaluations-alone", path=run.name)
-    everything = named + [one for run in trainings if (one := _evaluations_beside(run, named)) is not None]
+    trainings = {run.run.stream_id for run in named if run.evaluation_of is None}
     by_id: dict[str, list[RecordedRun]] = {}
-    for run in everything:
-        by_id.setdefault(run.run_id, []).append(run)
-    runs = [run for ledgers in by_id.values() for run in branches(ledgers)]
-    evaluated = (run.run for run in runs if EVALUATION in run.run.settings and not run.run.defined.simulated)
-    for stream, places in Counter(run.stream_id for run in evaluated).items():
-        ledgers = len({run.name for run in everything if run.evaluation_of == stream})
-        if ledgers < places:
-            raise refuse("evaluations-of-a-copy", places=places, ledgers=ledgers)
-    return runs
+    for run in named:
+        if run.evaluation_of is not None and run.evaluation_of not in trainings:
+            raise refuse("evaluations-alone", path=run.name)
+        for one in (run, *_evaluations(run)):
+            by_id.setdefault(one.run_id, []).append(one)
+    return [run for ledgers in by_id.values() for run in branches(ledgers)]
+
+
+def _evaluations(run: RecordedRun) -> Iterator[RecordedRun]:
+    """The private evaluations of `run`, if it was begun with some, from the ledger beside its own."""
+    if EVALUATION in run.run.settings:
+        beside = evaluation_ledger(Path(run.name))
+        one = _read(beside) if beside.is_file() else None
+        if one is None or one.evaluation_of != run.run.stream_id:
+            raise refuse("evaluations-missing", path=run.name, beside=beside)
+        yield one
 
 
 def branches(ledgers: Sequence[RecordedRun]) -> Iterator[RecordedRun]:
@@ -162,21 +156,6 @@ def _begins(way: tuple[int, ...], part: tuple[int, ...]) -> bool:
     return way[: len(part)] == part
 
 
-def _evaluations_beside(run: RecordedRun, named: Sequence[RecordedRun]) -> RecordedRun | None:
-    """The evaluations of `run` from the ledger beside its own, unless they are among those `named` or there are none."""
-    beside = evaluation_ledger(Path(run.name))
-    given = [one for one in named if one.evaluation_of == run.run.stream_id]
-    if any(Path(one.name).resolve() == beside.resolve() for one in given):
-        return None
-    # Also of a run that says nothing about evaluations: ledgers of earlier versions do not.
-    one = _read(beside) if beside.is_file() else None
-    if one is not None and one.evaluation_of == run.run.stream_id:
-        return one
-    if EVALUATION in run.run.settings and (run.run.defined.simulated or not given):
-        raise refuse("evaluations-missing", path=run.name, beside=beside)
-    return None
-
-
 def _read(path: Path) -> RecordedRun:
     with reader(path) as connection:
         run, nonces = stored_run(connection), nonces_of(connection)
@@ -200,9 +179,9 @@ class RunComposition:
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
         self.runs = sorted(runs, key=lambda run: run.run.created)
         choices = [(run.run.defined.key_fingerprint, run.run.stream_id) for run in self.runs]
-        self._past = [run.past(known=choices.count(own) > 1) for run, own in zip(self.runs, choices, strict=True)]
+        self._past = [past(run.plan, known=choices.count(own) > 1) for run, own in zip(self.runs, choices, strict=True)]
         self._ids = [run.id for run in self.runs]
-        self.budgets = [run.budget for run in self.runs]
+        self.budgets = [run.run.settings.get(BUDGET) for run in self.runs]
         self._found: dict[tuple[frozenset[tuple[PastRun, int]], float], JointGuarantee] = {}
         self._groups: dict[tuple[bool, ...], tuple[int, ...]] = {}
 
@@ -246,12 +225,12 @@ class RunComposition:
 
     def guarantee(self, inside: Sequence[int], delta: float, *, released: bool = False) -> JointGuarantee:
         """ε at `delta` of the runs `inside` together: of all their planned rounds, or of those `released`."""
-        past = [self._past[i] for i in inside]
-        if released:
-            past = [replace(one, released=self.runs[i].released) for one, i in zip(past, inside, strict=True)]
-        key = (frozenset(Counter(past).items()), delta)
+        together = [
+            replace(self._past[i], released=self.runs[i].released) if released else self._past[i] for i in inside
+        ]
+        key = (frozenset(Counter(together).items()), delta)
         if key not in self._found:
-            self._found[key] = _guarantee(past, delta)
+            self._found[key] = _guarantee(together, delta)
         found = self._found[key]
         if len({self.runs[i].run_id for i in inside}) == len(inside):
             return found
@@ -259,14 +238,14 @@ class RunComposition:
         return replace(found, proof=replace(found.proof, exact=False, method=method))
 
 
-def _guarantee(past: Sequence[PastRun], delta: float) -> JointGuarantee:
+def _guarantee(runs: Sequence[PastRun], delta: float) -> JointGuarantee:
     """Of one run its own, which no composition makes less tight."""
-    rounds = sum(one.rounds_released for one in past)
-    if not all(one.noise_multiplier for one in past):
+    rounds = sum(one.rounds_released for one in runs)
+    if not all(one.noise_multiplier for one in runs):
         nothing = Proof("a run without noise (σ = 0, for debugging) promises nothing", exact=True)
-        return JointGuarantee(epsilon=math.inf, delta=delta, runs=len(past), released=rounds, proof=nothing)
-    if len(past) > 1:
-        return compose(past, delta=delta)
-    [one] = past
+        return JointGuarantee(epsilon=math.inf, delta=delta, runs=len(runs), released=rounds, proof=nothing)
+    if len(runs) > 1:
+        return compose(runs, delta=delta)
+    [one] = runs
     alone = one.accountant.epsilon(noise_multiplier=one.noise_multiplier, delta=delta, released=one.released)
     return JointGuarantee(epsilon=alone.epsilon, delta=delta, runs=1, released=rounds, proof=alone.proof)

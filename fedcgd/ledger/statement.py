@@ -1,17 +1,15 @@
 """What a run's record holds and promises: as values for programs, and in words for the statement, the report and the commands."""
 
-import platform
 import re
 import sqlite3
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcgd.accounting import Guarantee, JointGuarantee
+from fedcgd.accounting import Guarantee
 from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
@@ -46,53 +44,43 @@ def export(path: Path | str) -> dict[str, Any]:
 
 
 def records(path: Path | str) -> dict[str, Any]:
-    """As `export`, but for `verification`: for who verifies the ledger anyway. ValueError if there is none."""
+    """As `export`, but for `verification`. ValueError if there is no ledger."""
     with reader(path) as connection:
         stored = stored_run(connection)
         run = {**vars(stored.defined), **vars(stored)}
         del run["defined"]
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
         run |= {"plan": stored.planned, "configuration": stored.settings, "simulated": bool(stored.defined.simulated)}
+        columns = "round, attempt, state, users, planned, aggregated, ended"
         attempts = [
             {**row, "users": len(unpack_ids(row["users"], users))}
-            for row in _rows(
-                connection, "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
-            )
+            for row in _rows(connection, f"SELECT {columns} FROM attempts ORDER BY id")  # noqa: S608
         ]
         skips = _rows(connection, "SELECT round, at, reason FROM skips ORDER BY id")
-        histogram = dict(
-            connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
-        )
-        metrics = _rows(connection, "SELECT kind, release, data FROM metrics ORDER BY kind, release")
+        histogram = connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
+        metrics = connection.execute("SELECT kind, release, data FROM metrics ORDER BY kind, release")
         told = [
-            (row["kind"], {"release": row["release"]} | parse_json(row["data"], dict, "a metric on record"))
-            for row in metrics
+            (clean(kind), {"release": release} | parse_json(data, dict, "a metric on record"))
+            for kind, release, data in metrics
         ]
-    return {
-        "run": run,
-        "attempts": attempts,
-        "releases": [values for kind, values in told if kind == "train"],
-        "measured": [{"kind": kind} | values for kind, values in told if kind != "train"],
-        "skips": skips,
-        "users_by_participations": histogram,
-    }
+        return {
+            "run": run,
+            "attempts": attempts,
+            "releases": [values for kind, values in told if kind == "train"],
+            "measured": [{"kind": kind} | values for kind, values in told if kind != "train"],
+            "skips": skips,
+            "users_by_participations": dict(histogram),
+        }
 
 
 def _rows(connection: sqlite3.Connection, query: str) -> list[dict[str, Any]]:
-    """What `query` finds, by the names of its columns."""
+    """What `query` finds, by the names of its columns; texts may be anybody's."""
     found = connection.execute(query)
     names = [column[0] for column in found.description]
-    # What is no JSON is for people to read, and may be anybody's.
     return [
-        {
-            name: clean(value) if isinstance(value, str) and name != "data" else value
-            for name, value in zip(names, row, strict=True)
-        }
+        {name: clean(value) if isinstance(value, str) else value for name, value in zip(names, row, strict=True)}
         for row in found
     ]
-
-
-LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography")
 
 
 def privacy_statement(
@@ -108,93 +96,62 @@ def privacy_statement(
     secret key. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
     `register` is as in `verify`. ValueError also for the ledger of a run's evaluations.
     """
-    verification = verify(path, register=register)
-    return statement_of(path, records(path)["run"], verification, compared=register is not None, progress=progress)
-
-
-def statement_of(
-    path: Path | str,
-    run: dict[str, Any],
-    verification: Verification,
-    *,
-    compared: bool,
-    progress: Progress = silent,
-) -> dict[str, Any]:
-    """`privacy_statement` of a ledger that is read and verified already.
-
-    Args:
-        path: the ledger, to name it.
-        run: its settings, as `export` has them.
-        verification: what `verify` says of it.
-        compared: whether that compared it with a register.
-        progress: called while the best attacker's accuracy is found.
-
-    Raises:
-        ValueError: for the ledger of a run's evaluations.
-    """
+    verification, run = verify(path, register=register), records(path)["run"]
     if EVALUATION_OF in run["configuration"]:
         raise refuse("evaluations-only", path=path)
     found, plan = described(run, verification), Plan.from_description(run["plan"])
     attacker = None  # where nothing is promised
     if not (plan.noiseless or verification.run.simulated or verification.problems):
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
-    large = large_delta(
-        plan.delta, verification.run.least_users
-    )  # as planned: how many there were is not for the public
-    promise = sentence(
-        verification.whole,
-        verification.with_evaluations,
-        attacker=attacker,
-        simulated=verification.run.simulated,
-        sound=not verification.problems,
-    )
+    # As planned: how many users there were is not for the public.
+    large = large_delta(plan.delta, verification.run.least_users)
+    promise = sentence(verification, attacker)
     if attacker is not None and verification.keepers is not None:
         promise += f" {_promise_of_keepers(verification.keepers)}"
     verdict = [promise] if attacker is None else _verdict(attacker, verification, run["sealed"], plan)
     return found | {
         "statement": in_unit(promise, found["unit"]),
         "private": attacker is not None,
-        "notes": [*verification.notes, *filter(None, [large]), *([] if compared else [finding("no-register")])],
-        "attacker": None if attacker is None else asdict(attacker),
+        "notes": [*verification.notes, *filter(None, [large]), *[finding("no-register")] * (register is None)],
+        "attacker": attacker and asdict(attacker) | {"percent": attacker.percent},
         "reasoning": _reasoning(plan, found["adaptive_clipping"], found["unit"]),
         "verdict": [in_unit(text, found["unit"]) for text in verdict],
         "size": size_of((verification.with_evaluations or verification.whole).epsilon),
         "begun": run["created"],
         "configuration_hash": run["configuration_hash"],
-        "written_with": _versions(),
+        "written_with": version("fedcgd"),
     }
 
 
 def described(run: Mapping[str, Any], verification: Verification) -> dict[str, Any]:
-    """What `facts` needs of a ledger's `run`, as `export` has it, and of what `verify` says of it."""
+    """What `facts` says of a ledger's `run`, as `export` has it, and of what `verify` says of it."""
     told = verification.to_description()
     return {
-        **{name: told[name] for name in ("simulated", "noiseless", "keepers", "with_evaluations")},
-        "unit": unit_of(run["configuration"]),
+        **outlined(run, verification.whole, verification.guarantee, verification.released),
+        **{name: told[name] for name in ("keepers", "with_evaluations", "problems")},
         "sound": not verification.problems,
-        "problems": list(verification.problems),
-        "rounds_planned": verification.planned,
-        "rounds_released": verification.released,
-        "whole_run": told["whole"],
-        "so_far": told["guarantee"],
-        "attacker": None,
-        "plan": run["plan"],
-        "adaptive_clipping": run["configuration"].get("adaptive_clipping"),
-        "identity": IDENTITIES.get(str(verification.run.identity)),
-        "joint_budget": joint_budget(run["configuration"]),
-        "sealed": run["sealed"],
     }
 
 
-def joint_budget(configuration: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The joint budget of a run of this configuration, without whom it counts."""
-    budget = configuration.get(BUDGET)
-    return budget and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])}
-
-
-def unit_of(configuration: Mapping[str, Any]) -> str:
-    """What a user is in a run of this configuration: in central training an "example"."""
-    return "example" if configuration.get("kind") == "central" else "user"
+def outlined(run: Mapping[str, Any], whole: Guarantee, so_far: Guarantee | None, released: int) -> dict[str, Any]:
+    """What `facts` says of a run without verifying its records."""
+    settings = run["configuration"]
+    budget = settings.get(BUDGET)
+    return {
+        "unit": "example" if settings.get("kind") == "central" else "user",
+        "simulated": run["simulated"],
+        "noiseless": not whole.noise_multiplier,
+        "rounds_planned": whole.rounds,
+        "rounds_released": released,
+        "whole_run": whole.to_description(),
+        "so_far": so_far and so_far.to_description(),
+        "plan": run["plan"],
+        "adaptive_clipping": settings.get("adaptive_clipping"),
+        "identity": IDENTITIES.get(str(settings.get("identity"))),
+        "joint_budget": budget
+        and {"epsilon": budget["epsilon"], "delta": budget["delta"], "earlier_runs": len(budget["after"])},
+        "sealed": run["sealed"],
+    }
 
 
 def in_unit(text: str, unit: str) -> str:
@@ -214,34 +171,18 @@ def _reasoning(plan: Plan, adaptive: object, unit: str) -> list[dict[str, str]]:
         delta=plan.delta,
         noise_multiplier=plan.noise_multiplier,
     )
-    found = [(step.title, step.statement) for step in steps]
-    if adaptive is not None:
-        found.insert(0, ("adaptive clipping", _ADAPTIVE))
+    found = [("adaptive clipping", _ADAPTIVE)] * (adaptive is not None)
+    found += [(step.title, step.statement) for step in steps]
     return [{"title": in_unit(title, unit), "statement": in_unit(text, unit)} for title, text in found]
 
 
 IDENTITIES = {
-    "declared": (
-        'the names that nodes declare (identity "declared"). A registered node keeps the users that it named first, and a node '
-        "with clipped_update_mod stays one user; other nodes are believed, also if they come back and name others. A person with "
-        "two names counts as two users, each with this ε"
-    ),
-    "authenticated": (
-        'a node that is registered at the SuperLink (identity "authenticated"), by its name there. A person who registers two '
-        "keys counts as two users, each with this ε"
-    ),
+    "declared": 'the names that nodes declare (identity "declared"). A registered node keeps the users that it named first; '
+    "other nodes and pools of many users are believed. A person with two names counts as two users, each with this ε",
+    "authenticated": 'a node that is registered at the SuperLink (identity "authenticated"), by its name there. A person who '
+    "registers two keys counts as two users, each with this ε",
 }
 """What tells one user of a run from another, by what its configuration says."""
-
-
-def _versions() -> dict[str, str]:
-    """Of Python and the libraries that are installed: `torch` is of an extra."""
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
 
 _WITHOUT_NOISE = (
     "This run has NO NOISE: its noise multiplier is 0, which is for debugging. Updates were clipped and summed, and released as "
@@ -249,33 +190,25 @@ _WITHOUT_NOISE = (
 )
 
 _ADAPTIVE = (
-    "The norm to which updates are clipped follows a quantile of the users' norms, and is computed from earlier releases alone. "
-    "What is summed and noised, and called update below, is a vector of norm at most 1 whatever that norm is: a user's clipped "
-    "update divided by it, and whether the update was within the norm (Andrew et al., 2021, arXiv:1905.03871). The division is "
-    "undone after the noise. That the vectors depend on earlier releases, as updates always do, costs nothing (Denisov et al., "
-    "2022, arXiv:2202.08312)."
+    "The norm to which updates are clipped follows a quantile of the users' norms, and is computed from earlier releases alone, "
+    "which costs nothing more (Denisov et al., 2022, arXiv:2202.08312). What is summed and noised, and called update below, is a "
+    "vector of norm at most 1: a user's clipped update divided by that norm, and whether it was within the norm (Andrew et al., "
+    "2021, arXiv:1905.03871). The division is undone after the noise."
 )
 
 
-def sentence(
-    whole: Guarantee,
-    both: JointGuarantee | None = None,
-    *,
-    attacker: AttackerAccuracy | None,
-    simulated: bool,
-    sound: bool,
-) -> str:
-    """The promise in one or two sentences, or that there is none."""
-    if not whole.noise_multiplier:
+def sentence(verification: Verification, attacker: AttackerAccuracy | None) -> str:
+    """The promise in one or two sentences, or that there is none: then there is no attacker's accuracy either."""
+    whole, both = verification.whole, verification.with_evaluations
+    if verification.noiseless:
         return _WITHOUT_NOISE
-    if simulated:
+    if verification.run.simulated:
         return (
             "This run is a SIMULATION: its noise comes from a seed that anybody can guess. Nothing about it is private, "
             "whatever is said below."
         )
-    if not sound:
+    if attacker is None:
         return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
-    assert attacker is not None  # it is known where something is promised
     of_both = both and (
         " Metrics of the models on users' data are reported too, as noised sums: the models and all such evaluations that are "
         f"planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."
@@ -284,7 +217,7 @@ def sentence(
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
         f"differentially private for every user (adjacency: {whole.adjacency}): anyone without the key who sees all of them, and "
         "knows everything about all other users, is right about whether one user's updates were used, or were replaced by zeros, "
-        f"{_how_often(attacker)}.{of_both or ''}"
+        f"{_how_often(attacker.percent, attacker.gaussian_mu)}.{of_both or ''}"
     )
 
 
@@ -301,12 +234,6 @@ def _verdict(attacker: AttackerAccuracy, verification: Verification, sealed: obj
     ]
 
 
-_SIZES = {
-    1.0: "small (ε ≤ 1: a strong formal guarantee)",
-    10.0: "usual (1 < ε ≤ 10: a reasonable guarantee, common in practice)",
-}
-"""The largest ε of a size → its name, by the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654."""
-
 DEPLOYMENTS = (
     ("Google's keyboard, language models in many languages", "about 4 to 14 (ρ-zCDP with ρ from 0.2 to 2)", "1e-10", "one person",
      "Xu et al., 2023, arXiv:2305.18465"),
@@ -317,36 +244,36 @@ DEPLOYMENTS = (
 
 
 def size_of(epsilon: float) -> str:
-    """Whether an ε is small, usual or large beside what is published."""
-    large = "large (ε > 10: ε alone promises little; the attacker's chance above is the better figure)"
-    return next((name for most, name in _SIZES.items() if epsilon <= most), large)
+    """Whether an ε is small, usual or large beside what is published.
+
+    By the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654.
+    """
+    if epsilon <= 1:
+        return "small (ε ≤ 1: a strong formal guarantee)"
+    if epsilon <= 10:
+        return "usual (1 < ε ≤ 10: a reasonable guarantee, common in practice)"
+    return "large (ε > 10: ε alone promises little; the attacker's chance above is the better figure)"
 
 
-def _how_often(attacker: AttackerAccuracy) -> str:
-    mu = "" if attacker.gaussian_mu is None else rounded_up(attacker.gaussian_mu, 4)
-    known = mu and f" (all releases together are at most a Gaussian mechanism with μ = {mu})"
-    return (
-        f"in at most {attacker.percent} % of cases{known}, if both were equally likely beforehand; guessing is right half the "
-        "time"
-    )
+def _how_often(percent: str, gaussian_mu: float | None) -> str:
+    """In words, from an `AttackerAccuracy`."""
+    mu = gaussian_mu and rounded_up(gaussian_mu, 4)
+    known = f" (all releases together are at most a Gaussian mechanism with μ = {mu})" if mu else ""
+    return f"in at most {percent} % of cases{known}, if both were equally likely beforehand; guessing is right half the time"
 
 
 def statement_markdown(statement: dict[str, Any]) -> str:
     """The statement as a Markdown page."""
     lines = ["# Privacy statement", "", _markdown(statement["statement"]), "", "| what | value |", "|---|---|"]
-    for name, value in facts(statement):
-        lines.append(f"| {name} | {_markdown(value)} |")
-    for problem in statement["problems"]:
-        lines += ["", f"**Problem**: {_markdown(problem)}."]
-    for text in statement["notes"]:
-        lines += ["", f"**Note**: {_markdown(text)}."]
+    lines += [f"| {name} | {_markdown(value)} |" for name, value in facts(statement)]
+    for word, said in (("Problem", statement["problems"]), ("Note", statement["notes"])):
+        lines += [f"\n**{word}**: {_markdown(text)}." for text in said]
     lines += ["", "## Why, and under which assumptions", ""]
     lines += [
         f"{count}. **{step['title']}**. {_markdown(step['statement'])}"
         for count, step in enumerate(statement["reasoning"], 1)
     ]
-    written = ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())
-    return "\n".join([*lines, "", f"Derived from the run's ledger alone, with {written}.", ""])
+    return "\n".join([*lines, "", f"Derived from the run's ledger alone, with fedcgd {statement['written_with']}.", ""])
 
 
 def _markdown(text: str) -> str:
@@ -358,19 +285,23 @@ def facts(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The figures that belong to the claim, each with its name, in the order in which a reviewer asks for them.
 
     Args:
-        statement: a `privacy_statement`, or what `described` returns.
+        statement: a `privacy_statement`, or what `described` or `outlined` returns.
     """
-    whole, plan, both = statement["whole_run"], statement["plan"], statement["with_evaluations"]
-    budget, attacker = statement["joint_budget"], statement["attacker"]
+    whole, plan, both = statement["whole_run"], statement["plan"], statement.get("with_evaluations")
+    budget, attacker = statement["joint_budget"], statement.get("attacker")
     sealed = "no: the key may still exist, and removes the noise"
     clipped = ", then a quantile of norms" * bool(statement["adaptive_clipping"])
     risk = f"{whole['failure_probability']:g}, part of δ" if whole["failure_probability"] else "0"
+    warning = f"; {NO_NOISE}" * statement["noiseless"] or (
+        "; SIMULATION: the key comes from a seed, and nothing here is private" * statement["simulated"]
+    )
+    numbers = (f", {name} {value:g}" for name, value in plan["mechanism"].items() if type(value) in (int, float))
     found = {
-        "ε of the whole run": _bound(whole["epsilon"]) + _warning(statement),
+        "ε of the whole run": _bound(whole["epsilon"]) + warning,
         "δ": rounded_up(whole["delta"], 6),
         "ε with its evaluations": both and f"{_bound(both['epsilon'])} ({both['method']})",
         "ε so far": _so_far(whole, statement["so_far"]),
-        "the best attacker is right": attacker and _how_often(AttackerAccuracy(**attacker)),
+        "the best attacker is right": attacker and _how_often(attacker["percent"], attacker["gaussian_mu"]),
         "adjacency": whole["adjacency"],
         "sampling": whole["sampling"],
         "method": f"{whole['method']} ({'exact' if whole['exact'] else 'an upper bound'})",
@@ -379,14 +310,14 @@ def facts(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
         "sealed": f"on {statement['sealed']}" if statement["sealed"] else sealed,
         "participation": str(Participation(**plan["participation"])),
         "who a user is": statement["identity"],
-        "mechanism": _mechanism(plan["mechanism"]),
+        "mechanism": "".join([plan["mechanism"]["name"], *numbers]),
         "clip norm ζ": f"{plan['clip_norm']:g}{clipped}",
         "noise multiplier σ": rounded_up(plan["noise_multiplier"], 6),
         "joint budget of each user": budget
         and f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
         f"{plural(budget['earlier_runs'], 'earlier run', 'earlier runs')} (users with too little left were not asked)",
         "sensitivity of C": None if whole["sensitivity"] is None else f"{whole['sensitivity']:.6g}",
-        **_keeper_facts(statement["keepers"]),
+        **_keeper_facts(statement.get("keepers")),
     }
     unit = statement["unit"]
     return [(in_unit(name, unit), in_unit(value, unit)) for name, value in found.items() if value is not None]
@@ -396,13 +327,6 @@ def _bound(epsilon: float | None) -> str:
     return "∞" if epsilon is None or epsilon == float("inf") else f"at most {rounded_up(epsilon)}"
 
 
-def _warning(statement: Mapping[str, Any]) -> str:
-    """That nothing is private, where nothing is, to stand beside an ε."""
-    if statement["noiseless"]:
-        return f"; {NO_NOISE}"
-    return "; SIMULATION: the key comes from a seed, and nothing here is private" if statement["simulated"] else ""
-
-
 def _so_far(whole: Mapping[str, Any], so_far: Mapping[str, Any] | None) -> str:
     if so_far is None:
         return "nothing is released"
@@ -410,15 +334,6 @@ def _so_far(whole: Mapping[str, Any], so_far: Mapping[str, Any] | None) -> str:
     if so_far["condition"] is None or whole["condition"] is not None:
         return epsilon
     return f"{epsilon}, {so_far['condition']}; otherwise ε is that of the whole run"
-
-
-def _mechanism(mechanism: dict[str, Any]) -> str:
-    numbers = [
-        f"{name} {value:g}"
-        for name, value in mechanism.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    return ", ".join([mechanism["name"], *numbers])
 
 
 def _promise_of_keepers(keepers: RecordedKeepers) -> str:

@@ -20,10 +20,10 @@ from fedcgd.ledger.texts import refuse
 from fedcgd.noise import STREAM
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
-from fedcgd.support.records import MEMORY, check_tables, make_tables, now, open_file, read_only, transaction
+from fedcgd.support.records import check_tables, make_tables, now, open_file, read_only, transaction
 from fedcgd.support.untrusted import MalformedError, Optional, clean, inflate, parse_json
 
-FORMAT = 3
+FORMAT = 4
 
 USERS = """CREATE TABLE users (
     id INTEGER PRIMARY KEY,
@@ -94,15 +94,10 @@ CREATE TABLE latest (
     state_bytes INTEGER NOT NULL,
     checksum INTEGER NOT NULL,
     layout TEXT NOT NULL
-) STRICT
+) STRICT;
+CREATE TABLE places (at TEXT NOT NULL, released INTEGER NOT NULL, inode INTEGER NOT NULL) STRICT;
+CREATE TABLE notes (name TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT
 """
-
-_LATER = {
-    "adoptions": "at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL",
-    "places": "at TEXT NOT NULL, released INTEGER NOT NULL, inode INTEGER NOT NULL",
-    "notes": "name TEXT PRIMARY KEY, text TEXT NOT NULL",
-}
-"""Tables that ledgers of earlier versions lack, and that are made when one is written to."""
 
 KEEPERS = "keepers"  # in a run's configuration: how many, how many may collude or be away, and who they are
 MOST_KEEPERS = 64
@@ -188,23 +183,7 @@ def write_run(connection: sqlite3.Connection, defined: RunSettings, stream_id: s
 
 def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
-    if isinstance(path, Path) and str(path) == MEMORY:
-        raise refuse("memory-is-a-text", memory=MEMORY)
-    connection = open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
-    return connection
-
-
-def _later_schema(table: str) -> str:
-    return f"CREATE TABLE IF NOT EXISTS {table} ({_LATER[table]}) STRICT"
-
-
-def write_later(connection: sqlite3.Connection, table: str, *values: object) -> None:
-    """A row more in a table that a ledger of an earlier version lacks; inside the caller's transaction."""
-    connection.execute(_later_schema(table))
-    marks = ", ".join("?" * len(values))
-    connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)  # noqa: S608
+    return open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
 
 
 def write_notes(path: Path | str, notes: Mapping[str, str]) -> None:
@@ -213,16 +192,8 @@ def write_notes(path: Path | str, notes: Mapping[str, str]) -> None:
         pass
     with closing(connect(path)) as connection:
         with transaction(connection):
-            for name, text in notes.items():
-                write_later(connection, "notes", name, text)
+            connection.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?)", notes.items())
         checkpoint(connection)
-
-
-def read_later(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
-    """The rows of such a table, in order; none where it is not there."""
-    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchone():
-        return []
-    return connection.execute(f"SELECT * FROM {table} ORDER BY rowid").fetchall()  # noqa: S608
 
 
 @contextmanager
@@ -241,7 +212,7 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
             connection.execute("BEGIN")
             if connection.execute("SELECT format FROM run").fetchall() != [(FORMAT,)]:
                 raise refuse("another-version", path=path, format=FORMAT)
-            check_tables(connection, ";".join((_SCHEMA, *map(_later_schema, _LATER))))
+            check_tables(connection, _SCHEMA)
             yield connection
             if unused and (_in_use(path) or path.stat().st_mtime_ns != changed):
                 raise refuse("came-into-use", path=path)
@@ -249,9 +220,7 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
         words = str(error)
         if "readonly" in words or "unable to open" in words:
             raise refuse("unreadable-while-in-use", path=path, error=clean(error)) from error
-        if any(part in words for part in ("file is not a database", "no such table: run", "is another one")):
-            raise refuse("another-file", path=path, error=clean(error)) from error
-        raise refuse("damaged", path=path, error=clean(error)) from error
+        raise refuse("unreadable", path=path, error=clean(error)) from error
 
 
 def _in_use(path: Path) -> bool:
@@ -290,8 +259,11 @@ def unpack_ids(packed: bytes, users: int) -> NDArray[np.int64]:
     return np.cumsum(np.frombuffer(unpacked, "<i8"), dtype=np.int64)
 
 
-_held: dict[Path, "RunLock"] = {}
-"""The locks of this process, whose own second start of a run takes the first one's lock over, and shuts that out."""
+_held: dict[tuple[Path, int], tuple["RunLock", int | None]] = {}
+"""By file and process (a forked one inherits no lock): who has it, and the open file.
+
+A second start of a run in one process takes the lock over, and shuts the first one out.
+"""
 
 
 class RunLock:
@@ -303,28 +275,22 @@ class RunLock:
     def __init__(self, ledger: Path) -> None:
         """Raises ValueError, with the other process, if one that lives has the ledger open."""
         self._path = ledger.with_name(f"{ledger.name}-lock")
-        self._process = os.getpid()
-        before = _held.get(self._path)
-        if before is not None and before._process == self._process:
-            self._before: RunLock | None = before
-            self._file: int | None = None
-        else:  # also in a forked process, which inherits no lock
-            self._before, self._file = None, _locked(self._path, ledger)
-            _held[self._path] = self
+        self._key = self._path, os.getpid()
+        if self._key not in _held:
+            _held[self._key] = self, _locked(self._path, ledger)
 
     def take_over(self) -> None:
         """From here on this holds the lock, if another one of this process did: what is refused before leaves it to that one."""
-        if self._before is not None:
-            self._file, self._before._file = self._before._file, None
-            self._before, _held[self._path] = None, self
+        _held[self._key] = self, _held[self._key][1]
 
     def close(self) -> None:
         """Let others open the ledger."""
-        file, self._file = self._file, None
-        if file is not None and self._process == os.getpid():  # a forked process has none to give back
-            del _held[self._path]
+        holder, file = _held.get((self._path, os.getpid()), (None, None))
+        if holder is self:
+            del _held[self._key]
             self._path.unlink(missing_ok=True)
-            os.close(file)
+            if file is not None:
+                os.close(file)
 
 
 def _locked(path: Path, ledger: Path) -> int | None:
@@ -343,11 +309,7 @@ def _locked(path: Path, ledger: Path) -> int | None:
     except OSError:  # a file system without locks
         os.close(file)
         return None
-    with suppress(OSError):
-        if os.path.samestat(path.stat(), os.fstat(file)):
-            with suppress(OSError):  # a full disk: then nobody is told who holds it
-                os.ftruncate(file, 0)
-                os.write(file, f"process {os.getpid()} on {socket.gethostname()}, since {now()}\n".encode())
-            return file
-    os.close(file)  # whoever had it has closed, and removed it
-    return _locked(path, ledger)
+    with suppress(OSError):  # a full disk: then nobody is told who holds it
+        os.ftruncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()}, since {now()}\n".encode())
+    return file

@@ -53,70 +53,45 @@ def refuse(reason: str, /, **facts: object) -> LedgerError:
     return LedgerError(finding(reason, **facts))
 
 
-_LOST = (
-    "If that ledger is lost, the run is over: what it released stays released. Begin another run with a new key; for everybody "
-    "in both, ε then composes: fedcgd ledger compose says to what; without its ledger, add the ε and δ of its whole plan"
-)
-_ANOTHER = (
-    "Do not take another path instead: that would be a second run over the same people, and everybody in both would pay for "
-    "both (fedcgd ledger compose)"
-)
-_KEY_LOST = f"If it is lost, the run is over: `fedcgd ledger seal {{path}}`. {_ANOTHER}"
-_PUT_BACK = (
-    "It holds the last model of the run in {ledger}, which cannot go on without it: put back the file that belongs to that "
-    "ledger (copy both together, while nothing is released). If it is lost, the run is over: what it released stays released, "
-    "and verify, show and report need the ledger alone. Begin another run with a new key"
-)
+_OVER = "If it is lost, the run is over: what it released stays released. Begin another with a new key and ledger"
+_ANOTHER = "Another path would be a second run, and everybody in both would pay for both (fedcgd ledger compose)"
 _NOT_NAMED = "a key's register knows of {runs:run that is|runs that are} not named: {ledgers}"
+_CANNOT = "{path} cannot be read as a ledger: {error}"
 
 REFUSALS = {
     # Files that are no ledger, or not this run's
-    "memory-is-a-text": 'a ledger in memory is the text "{memory}", not a Path, which would be a file of that name',
     "no-ledger": "there is no ledger at {path}",
     "another-version": "{path} holds no run, or one of another version of fedcgd (this one reads format {format})",
     "came-into-use": "{path} came into use while it was read; try again",
-    "unreadable-while-in-use": "{path} cannot be read as a ledger: {error}; its run is going on or was killed: copy it, with "
-    "its -wal file, to where you may write",
-    "another-file": "{path} cannot be read as a ledger: {error}; give the run's ledger, not the "
-    "file of its key or of a model",
-    "damaged": "{path} cannot be read as a ledger: {error}; if no whole copy is left, the run counts with all of its plan",
-    "in-another-process": "{path} is open in another process, whose run is not touched ({holder}). fedcgd ledger show says how "
-    "far it is. End that process first: then the run goes on from its last release, or can be sealed",
-    "opened-again": "{path} was opened again since, which took over its run: nothing may be released here any more. The round "
-    "in flight is tried again there: start a run once",
-    "sealed": "{path} was sealed on {sealed}: its run is over and the key is gone; begin another one with a new ledger and key",
-    "another-plan": f"{{path}} is the ledger of another run: its plan is not the same (on record → here): {{differing}}; give "
-    f"the same. {_ANOTHER}",
-    "another-configuration": f"{{path}} is the ledger of another run: its configuration is not the same (on record → here): "
-    f"{{differing}}; give the same. {_ANOTHER}",
-    "another-key": f"{{path}} is the ledger of another run: its key fingerprint is {{there}}, here it is {{here}}; give the key"
-    f" that the run began with. {_KEY_LOST}",
-    "key-lost": f"there is no key file {{file}}, and the run in {{path}} began with a key (fingerprint {{there}}): put its file"
-    f" there again, with its register {{register}}, or name the file where it is. {_KEY_LOST}",
+    "unreadable-while-in-use": f"{_CANNOT}; its run goes on or was killed: copy it and its -wal file to where you may write",
+    "unreadable": f"{_CANNOT}; give the run's ledger, not a key or a model. If no whole copy is left, all of its plan counts",
+    "in-another-process": "{path} is open in another process ({holder}), whose run is not touched. End that process first: then "
+    "the run goes on from its last release, or can be sealed",
+    "opened-again": "{path} was opened again since, and the run goes on there: nothing may be released here any more",
+    "sealed": "{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key",
+    "another-plan": f"{{path}} has another run: its plan is not the same (on record → here): {{differing}}. {_ANOTHER}",
+    "another-configuration": "{path} has another run: its configuration is not the same (on record → here): {differing}. "
+    f"{_ANOTHER}",
+    "another-key": f"{{path}} has another run: its key's fingerprint is {{there}}, here it is {{here}}. {_OVER}. {_ANOTHER}",
+    "key-lost": f"there is no key file {{file}}, and the run in {{path}} began with a key (fingerprint {{there}}): put it and its"
+    f" register {{register}} back. {_OVER}. {_ANOTHER}",
     # The key's register
     "ledger-is-the-register": "{path} is where the key's runs are remembered; the ledger is a file of its own",
     "register-missing": "there is no register of a key's runs at {path}",
-    "unreadable-register": "{path}, a register of a key's runs, cannot be used: {error}",
-    "register-unwritable": "{path}, where the key's runs are remembered, cannot be written ({error}); name another file with "
-    "runs= where the key is loaded",
-    "register-lost": "{problem}. Without it nobody can say whether another copy of a run went on, or whether a run is begun "
-    "again. Put it back from where the key came from. If it is lost, delete what is there, go on with the latest ledger of a "
-    "run after fedcgd ledger adopt, and take a new key for a new run",
-    "begun-before": f"this key began the same run on {{run.begun}}, in the ledger {{run.ledger}}: {{run.released:round "
-    f"is|rounds are}} released (sealed: {{sealed}}). {{ledger}} has no record of it, and would start again from its first round."
-    f" Give that ledger. {_LOST}",
+    "unreadable-register": "{path}, a register of a key's runs, cannot be used: {error}; name another with runs=",
+    "register-lost": f"{{problem}}. Without it nobody can say whether another copy of a run went on: put it back. {_OVER}",
+    "begun-before": "this key began the same run on {run.begun}, in the ledger {run.ledger}: {run.released:round is|rounds are} "
+    f"released (sealed: {{sealed}}). {{ledger}} would start again from its first round: give that ledger. {_OVER}",
     "begun-again": "this key began the same run again on {run.begun}, in the ledger {run.ledger}: {path} is over",
     "unknown-to-the-register": "{path} has released {rounds:round|rounds}, and {register}, the register of its key's runs, does"
-    " not know of it: the register was lost or is another, and nobody can say whether another copy of the run has gone on. Put "
-    "the register back. If it is lost and this is the latest ledger, say so once: fedcgd ledger adopt {path} --key-file FILE, "
-    "or fedcgd.ledger.adopt(path, key); it is on record then",
-    "old-copy": f"{{path}} has {{rounds:released round|released rounds}} on record, and this key has released {{released}} of "
-    f"this run: it is an old copy, or its -wal file is missing. Give the latest ledger. {_LOST}",
+    f" not know of it: it is another register, or was made anew. Put the right one back. {_OVER}",
+    "old-copy": "{path} has {rounds:released round|released rounds} on record, and this key has released {released} of this run:"
+    f" it is an old copy, or its -wal file is missing. Give the latest ledger. {_OVER}",
     "copy-went-on": "another copy of {path} has released round {round}: go on with that one, and never with this",
-    "interrupted": "round {round} is not released: the one before was interrupted, when it was on the ledger and not yet in "
-    "{register}. Open the ledger again, as after a crash, and the run goes on",
-    "another-copy": f"round {{round}} is not released: another copy of this run, with another ledger, was begun again or has "
-    f"released {{known:round|rounds}}. {_LOST}",
+    "interrupted": "round {round} is not released: the one before is on the ledger and not yet in {register}. Open the ledger "
+    "again, and the run goes on",
+    "another-copy": "round {round} is not released: another copy of this run was begun again or has released "
+    f"{{known:round|rounds}}. {_OVER}",
     # Steps of a run
     "out-of-turn": "round must be {expected}, the first that is not released, got {round}",
     "in-flight": "an attempt at round {round} is in flight; release it, or call skip, before another begins",
@@ -130,16 +105,14 @@ REFUSALS = {
     # Its end
     "another-key-to-seal": "{path} is not the key of this run (fingerprint {fingerprint}); nothing is deleted",
     "no-key-to-seal": "there is no key file {path}: nothing is sealed, and nothing is deleted",
-    "key-of-another-run": "{path} is also the key of the run in {run.ledger} ({run.released:round|rounds} released, not "
-    "sealed): nothing is sealed or deleted. Seal that run first with `fedcgd ledger seal {run.ledger}`, then this one with the "
-    "key file; if that ledger is lost, seal this run without --key-file and delete the key yourself",
-    "key-without-register": "this key has no register: name one with runs= where the key is loaded",
-    "nothing-to-adopt": "{register} knows of the run in {path}: there is nothing to adopt",
+    "key-of-another-run": "{path} is also the key of the run in {run.ledger} ({run.released:round|rounds} released): nothing is "
+    "sealed or deleted. Seal that run first; if its ledger is lost, seal this one without --key-file and delete the key yourself",
     # The last model
-    "model-in-the-way": "{path} holds a model of another run, whose ledger was {ledger}, and this run would write over it: move"
-    " it to where that ledger is now, or delete it if that run is not needed any more",
-    "model-missing": f"{{path}} is missing. {_PUT_BACK}",
-    "model-changed": f"{{path}} is not the model of release {{release}}: damaged, or of another round or run. {_PUT_BACK}",
+    "model-in-the-way": "{path} holds a model of another run, and this run would write over it: move it to where that run's "
+    "ledger is now, or delete it",
+    "model-missing": f"{{path}}, the last model of the run in {{ledger}}, is missing: put it back. {_OVER}",
+    "model-changed": "{path} is not the model of release {release} of the run in {ledger}: damaged, or of another round or run. "
+    f"Put the right file back. {_OVER}",
     "no-model": "{path} has released no model yet",
     "another-last-model": "{path} contradicts itself: its last model is number {number}, and {models:model is|models are} "
     "released; fedcgd ledger verify says what else",
@@ -149,24 +122,19 @@ REFUSALS = {
     # Several runs
     "evaluations-alone": "{path} records the evaluations of a run whose own ledger is not named: name both",
     "evaluations-missing": "{path} is of a run that was evaluated on its users' data too, and {beside}, which says who was in "
-    "that, is not there, or of another run: put it there, or name it where it is",
-    "evaluations-of-a-copy": "a run was copied and went on in {places} places, each with evaluations on its users' data, and "
-    "{ledgers} ledgers of those are there: put each next to its training's (run.db.evaluation), or name it where it is",
+    "that, is not there, or of another run: put it there",
     "evaluations-only": "{path} records the evaluations of a run only: a statement is made from the ledger of that run",
     "several-deltas": "the runs have different δ ({deltas}); give one delta for all",
     "unknown-user": "no run has a user {user!r}",
     "no-users": "no users are on record: nobody was asked in any of the runs",
     "own-ledger": "{path} is this run's own ledger; after names those of earlier runs",
-    "simulation-before": "{path} is of a simulation: nothing in it was private, and no budget makes up for that. If no real "
-    "person was in it, leave it out",
+    "simulation-before": "{path} is of a simulation, in which nothing was private. If no real person was in it, leave it out",
     "not-over": "{path} is of a run that may go on ({released} of {rounds} rounds are released) and ask more users: let it "
     "finish, or end it with fedcgd ledger seal {path}",
     "contradiction-before": "records contradict each other, and nobody can say what the runs cost: {problems}",
-    "unnamed-before": "{path} came after {runs:run that is|runs that are} not named (streams {streams}); name all earlier "
-    "ledgers: users in those count too",
+    "unnamed-before": "{path} came after {runs:run that is|runs that are} not named (streams {streams}); name all",
     "unregistered-before": f"{_NOT_NAMED}. Users in it pay for it too: give the ledger in after= as well, sealed or "
-    "finished, or delete one that has released nothing. If one is lost that has, nobody can say who was in its run: begin with "
-    "other people, and with a key that has a register of its own",
+    "finished, or delete one that has released nothing. If one is lost that has, begin with other people and another key",
     "nobody-may-take-part": "nobody may take part: this plan and {runs:earlier run|earlier runs} with a secret sampling cost ε "
     "≤ {cost} at δ = {delta:g}, and the joint budget is {epsilon:g}; raise it, or plan a smaller ε",
 }
@@ -175,21 +143,15 @@ REFUSALS = {
 PROBLEMS = {
     "another-hash": "the plan and the configuration are not those whose hash is on record",
     "too-many-rounds": "{released:round is|rounds are} released, and {planned} are accounted for",
-    "gaps": "the released rounds are not the first ones, once each: {number} out of place",
     "two-sums": "{number:nonce is|nonces are} on record for two sums",
     "another-turn": "{number:attempt is|attempts are} at a round before which another one is not released",
     "attempts-missing": "attempts are missing, or numbered anew, at {number:place|places}",
-    "no-nonce": "{number:released round has|released rounds have} no nonce, and so no noise",
     "another-state": "{number:attempt has|attempts have} a sum, a nonce or an end that does not belong to the state on record, "
     "or none where one does",
-    "left-open": "{number:attempt was|attempts were} still in flight when another began",
-    "users-missing": "users are missing from the table of users: their numbers have gaps",
     "last-model": "the last model on record is {here}, and {models:model is|models are} released",
-    "opened-and-undone": "keepers were asked to open {number:round|rounds} neither released nor consumed",
+    "opened-and-undone": "keepers were asked to open {number:round|rounds} that count as neither released nor consumed",
     "spent-unasked": "{number:round is|rounds are} consumed that no keepers were asked to open",
     "made-up-stream": "the run is called private, and its stream is that of a simulation or made up ({run.stream_id!r})",
-    "made-up-fingerprint": "the key's fingerprint is none: {run.defined.key_fingerprint!r}",
-    "sealed-in-flight": "the run is sealed, and an attempt is in flight",
     "more-participations": "{number:user|users} took part more than {k} times",
     "too-close": "{number:time|times} a user took part less than {b} rounds after the last",
     "two-bins": "{number:time|times} a user took part in another than its bin (round modulo {b})",
@@ -197,47 +159,37 @@ PROBLEMS = {
     "users-unknown": "{number:user who was asked is|users who were asked are} not in the table of users",
     "other-keepers": "{rounds:round has|rounds have} other keepers than the run",
     "no-opening": "{rounds:round was|rounds were} released without the keepers' opening on record",
-    "model-differs": "{name} is not the model that was released last: it was changed, or is of another round or run",
+    "model-differs": "the model's file is not what was released last: it was changed, or is of another round or run",
     "register-does-not-know": "{register}, the register of its key's runs, does not know of this run",
     "register-has-other-settings": "plan, configuration or key are not those with which {register} knows the run",
     "register-has-more": "the key has released {there:round|rounds} of this run ({register}), and {here} are on record: it is "
     "an older copy, or releases were taken out",
-    "register-has-less": "{here:round is|rounds are} on record, and {register} knows of {there}: it is an older copy of the "
-    "register",
+    "register-has-less": "{here:round is|rounds are} on record, and {register} knows of {there}: it is an older copy",
     "register-has-another-nonce": "round {there} was released under another nonce than {register} knows: another copy of this "
     "ledger went on, or somebody changed it",
     "register-has-a-seal": "the run was sealed on {sealed} ({register}), and this ledger is not: it is an older copy",
     "ledgers-missing": "{path} counted {runs:earlier run whose ledger is|earlier runs whose ledgers are} not given (streams "
     "{streams}): what follows is without them",
-    "copies-not-counted": "{path} counted a run of which {copies:more copy is|more copies are} given: its budget is without "
-    "those",
-    "beyond-the-budget": "{users:user is|users are} in {path} beyond its joint budget of ε = {epsilon:g}",
-    "beyond-with-others": "{users:user is|users are} in {path}, begun with a joint budget of ε = {budget[epsilon]:g} at δ = "
-    "{budget[delta]:g}, and in runs that it does not count ({others}): all together cost up to ε = {cost}. A budget counts the "
-    "runs that after= names: name every earlier ledger over these people there, and begin later runs with this budget and this "
-    "ledger named",
+    "beyond-the-budget": "{users:user is|users are} in {path}, begun with a joint budget of ε = {budget[epsilon]:g} at δ = "
+    "{budget[delta]:g}, and in other runs ({runs}): together they cost up to ε = {cost}. Name every earlier ledger over these "
+    "people in after=, and begin later runs with this budget and this ledger named",
 }
 """Reason → what contradicts the rest of the records."""
 
 NOTES = {
     "no-register": "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator"
     " has it next to the key (noise.key.runs): --register FILE",
-    "adopted": "on {at}, after {rounds:round|rounds}, its operator declared this the latest ledger of the run: the key's "
-    "register, which would show another copy, was lost",
     "another-place": "on {at}, after {rounds:round|rounds}, the run went on with a ledger that had been copied, restored or "
-    "moved to another disk: if the run also went on where it was before, everybody pays for both (fedcgd ledger compose with "
-    "both ledgers)",
+    "moved to another disk: if it also went on where it was before, everybody pays for both (fedcgd ledger compose)",
     "kept-sums": "{sums:noised sum|noised sums} may have reached the inner strategy without being released (of round {rounds}):"
     " if what it saw there was kept, ε of the whole run is at most {kept} at δ = {delta} ({adjacency}; secret rounds count as "
     "known; exact Gaussian mechanism), and not {whole}",
     "central": "central training: what is protected is one example, named by its row number. ε does not cover a person with "
     "several rows as a whole, and runs compose row by row",
-    "model-not-there": "the last model, {name}, is not next to the ledger, and was not compared",
+    "model-not-there": "the file of the last model is not next to the ledger, and was not compared",
     "seal-unknown": "the ledger says that the run was sealed on {sealed}, and {register} does not: the seal was written by "
     "hand, or its key was kept elsewhere; ask whether it is deleted",
     "unnamed-runs": f"{_NOT_NAMED}: users in it pay for it too; name all ledgers",
-    "begun-since": f"{_NOT_NAMED}, begun since this one: for users in both, ε is more than this budget counts. Begin later"
-    " runs with a budget that names this one",
     "went-apart": "{path} is a copy that went its own way: each copy counts with all of its rounds",
     "older-copy": "{path} is the latest of several copies of one run, and counts for all of them: {copies}",
 }

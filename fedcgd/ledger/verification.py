@@ -4,6 +4,7 @@ import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,11 @@ from fedcgd.ledger.store import (
     KEEPERS,
     MOST_KEEPERS,
     StoredRun,
-    read_later,
     reader,
     stored_run,
     unpack_ids,
 )
-from fedcgd.ledger.texts import NAMED, Finding, finding
+from fedcgd.ledger.texts import NAMED, NOTES, PROBLEMS, Finding, LedgerError, finding
 from fedcgd.mechanisms.mechanism import Mechanism, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.toeplitz import Toeplitz
@@ -62,14 +62,9 @@ class RecordedKeepers:
 
     def to_description(self) -> dict[str, Any]:
         """All of it as JSON-able values."""
-        return {
-            "digest": self.digest,
-            "names": list(self.names),
-            "colluding": self.colluding,
-            "away": self.away,
+        return vars(self) | {
             "planned": [found.to_description() for found in self.planned],
             "so_far": [found.to_description() for found in self.so_far],
-            "spent": self.spent,
             "with_evaluations": [None if math.isinf(epsilon) else epsilon for epsilon in self.with_evaluations],
         }
 
@@ -183,24 +178,26 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         plan, settings = Plan.from_description(run.planned), run.settings
         released = attempts.count_released(connection)
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
-        problems = []
+        found = _table_problems(connection, run) + _participation_problems(connection, plan, users)
         if run.configuration_hash != run.defined.configuration_hash:
-            problems.append(finding("another-hash"))
+            found.append(finding("another-hash"))
         if released > plan.participation.rounds:
-            problems.append(finding("too-many-rounds", released=released, planned=plan.participation.rounds))
-        problems += _table_problems(connection, run) + _participation_problems(connection, plan, users)
+            found.append(finding("too-many-rounds", released=released, planned=plan.participation.rounds))
+        found += [] if register is None else _compare_with_register(connection, run, Path(register))
         keepers, of_keepers = _recorded_keepers(connection, settings, plan)
-        notes = _notes(connection, plan, settings)
-        differing, asked = ([], []) if register is None else _compare_with_register(connection, run, Path(register))
+        found += of_keepers + _notes(connection, plan, settings)
         facts = RunFacts(
             simulated=bool(run.defined.simulated),
             identity=settings.get("identity") and clean(settings["identity"]),
             budget=settings.get(BUDGET),
             users=users,
             least_users=plan.participation.users_for(settings.get("cohort_size", 0)),
-            said={clean(name): clean(text) for name, text in read_later(connection, "notes")},
+            said={clean(name): clean(text) for name, text in connection.execute("SELECT name, text FROM notes")},
         )
-    changed, missing = _compare_model_file(Path(path))
+    try:
+        model_file.last(Path(path))
+    except LedgerError as error:
+        found += [finding(_OF_MODELS[error.reason])] if error.reason in _OF_MODELS else []
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
@@ -210,15 +207,21 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
         keepers=keepers,
         run=facts,
-        problems=(*problems, *differing, *of_keepers, *changed),
-        notes=(*notes, *asked, *missing),
+        problems=tuple(one for one in found if one.reason in PROBLEMS),
+        notes=tuple(one for one in found if one.reason in NOTES),
     )
+
+
+_OF_MODELS = {"model-changed": "model-differs", "model-missing": "model-not-there"}
+"""Why the last model cannot be read → what is found then; of a run that has released none there is nothing to say."""
 
 
 def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, Any]) -> list[Finding]:
     notes = []
-    rounds = () if EVALUATION_OF in settings else unreleased_sums(connection)  # those of an evaluation nobody sees
-    if rounds:
+    # Whose sum got noise from the server, and is no release: they failed after that.
+    query = "SELECT round FROM attempts WHERE state = 'aggregated' OR (state = 'abandoned' AND nonce IS NOT NULL) ORDER BY id"
+    rounds = [round for (round,) in connection.execute(query)]
+    if rounds and EVALUATION_OF not in settings:  # nobody sees those of an evaluation
         which = f"{', '.join(str(round + 1) for round in rounds[:NAMED])}{', …' * (len(rounds) > NAMED)}"
         kept, whole = rounded_up(epsilon_if_kept(plan, rounds)), rounded_up(plan.guarantee().epsilon)
         delta = rounded_up(plan.delta, 6)
@@ -227,66 +230,35 @@ def _notes(connection: sqlite3.Connection, plan: Plan, settings: Mapping[str, An
                 "kept-sums", sums=len(rounds), rounds=which, kept=kept, delta=delta, adjacency=ADJACENCY, whole=whole
             )
         )
-    for at, released, _ in read_later(connection, "adoptions"):
-        notes.append(finding("adopted", at=clean(at, 10), rounds=released))
-    for at, released, _ in read_later(connection, "places")[1:]:
+    for at, released in connection.execute("SELECT at, released FROM places ORDER BY rowid LIMIT -1 OFFSET 1"):
         notes.append(finding("another-place", at=clean(at, 10), rounds=released))
     if settings.get("kind") == "central":
         notes.append(finding("central"))
     return notes
 
 
-def _compare_model_file(path: Path) -> tuple[list[Finding], list[Finding]]:
-    """(Problem, note) about the file of the last model."""
-    with reader(path) as connection:
-        latest = model_file.described(connection)
-    found = None if latest is None else model_file.compared(path, latest)
-    if latest is None or found is None:
-        return [], []
-    with reader(path) as connection:
-        if model_file.described(connection) != latest:
-            return [], []  # the run went on meanwhile
-    name = latest.file(path).name
-    if found == "missing":
-        return [], [finding("model-not-there", name=name)]
-    return [finding("model-differs", name=name)], []
-
-
-_COUNTED = "(SELECT count(*) FROM attempts WHERE state IN ('released', 'spent'))"
-
 _TRIES = """(SELECT *,
     coalesce(sum(state IN ('released', 'spent')) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS turn,
     coalesce(lag(id) OVER (ORDER BY id), 0) AS last,
     CASE WHEN lag(state) OVER (ORDER BY id) IN ('released', 'spent') THEN 0
-        ELSE coalesce(lag(attempt) OVER (ORDER BY id) + 1, 0) END AS next,
-    id > min(id) OVER () AND lag(ended) OVER (ORDER BY id) IS NULL AS left_open
+        ELSE coalesce(lag(attempt) OVER (ORDER BY id) + 1, 0) END AS next
     FROM attempts)"""
-"""Every attempt with the number of rounds that were over before it, the one before, the number that it should have, and whether
-the one before had no end."""
+"""Every attempt with the number of rounds that were over before it, the one before, and the number that it should have."""
 
 _CHECKS = {
-    "gaps": """SELECT count(*) FROM (SELECT round, row_number() OVER (ORDER BY round) - 1 AS place FROM attempts
-        WHERE state IN ('released', 'spent')) WHERE round != place""",
     "two-sums": """SELECT count(*) FROM (SELECT 1 FROM attempts, run WHERE nonce IS NOT NULL
         GROUP BY nonce, CASE WHEN simulated THEN attempts.round END HAVING count(*) > 1)""",
     "another-turn": f"SELECT count(*) FROM {_TRIES} WHERE round != turn",
     "attempts-missing": f"SELECT count(*) FROM {_TRIES} WHERE id != last + 1 OR (round = turn AND attempt != next)",
-    "no-nonce": "SELECT count(*) FROM attempts WHERE state IN ('released', 'spent') AND nonce IS NULL",
-    "another-state": """SELECT count(*) FROM attempts WHERE NOT (state IN ('released', 'spent') AND nonce IS NULL) AND (
-        (nonce IS NULL) != (aggregated IS NULL)
+    "another-state": """SELECT count(*) FROM attempts WHERE (nonce IS NULL) != (aggregated IS NULL)
         OR (state != 'abandoned' AND (aggregated IS NULL) != (state = 'planned'))
-        OR (ended IS NULL) != (state IN ('planned', 'aggregated', 'opening')))""",
-    "left-open": f"SELECT count(*) FROM {_TRIES} WHERE left_open",
-    "users-missing": "SELECT count(*) != coalesce(max(id), 0) FROM users",
+        OR (ended IS NULL) != (state IN ('planned', 'aggregated', 'opening'))""",
     "opened-and-undone": """SELECT count(*) FROM openings LEFT JOIN attempts USING (round, attempt)
         WHERE coalesce(state, '') NOT IN ('opening', 'released', 'spent')""",
     "spent-unasked": """SELECT count(*) FROM attempts LEFT JOIN openings USING (round, attempt)
         WHERE state IN ('opening', 'spent') AND list_hash IS NULL""",
     "made-up-stream": """SELECT count(*) FROM run WHERE NOT simulated
         AND (length(stream_id) != 32 OR stream_id GLOB '*[^0-9a-f]*')""",
-    "made-up-fingerprint": "SELECT count(*) FROM run WHERE key_fingerprint GLOB '*[^0-9a-f]*'",
-    "sealed-in-flight": """SELECT count(*) FROM attempts, run
-        WHERE sealed IS NOT NULL AND state IN ('planned', 'aggregated', 'opening')""",
 }
 """Reason → how often the tables of a ledger say what cannot be true."""
 
@@ -335,10 +307,8 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan, users: i
     return [finding(reason, number=number, k=k, b=b) for reason, number in found.items() if number]
 
 
-def _compare_with_register(
-    connection: sqlite3.Connection, run: StoredRun, register: Path
-) -> tuple[list[Finding], list[Finding]]:
-    """Where a ledger differs from what the register of its key's runs knows of the run: what contradicts it, and what to ask.
+def _compare_with_register(connection: sqlite3.Connection, run: StoredRun, register: Path) -> list[Finding]:
+    """Where a ledger differs from what the register of its key's runs knows of the run.
 
     The register is written after the ledger: a crash in between leaves the ledger one round ahead, and no more. A seal that it
     does not know is no contradiction: `seal` without the key file writes into the ledger alone.
@@ -347,7 +317,7 @@ def _compare_with_register(
     """
     known = next((one for one in read_register(register) if one.stream_id == run.stream_id), None)
     if known is None:
-        return [finding("register-does-not-know", register=register)], []
+        return [finding("register-does-not-know", register=register)]
     nonces = attempts.nonces_of(connection)
     here, there = len(nonces), known.released
     last = nonces[there - 1].to_bytes(NONCE_BYTES, "big") if 0 < there <= here else None
@@ -357,18 +327,10 @@ def _compare_with_register(
         "register-has-less": here > there + 1,
         "register-has-another-nonce": there <= here <= there + 1 and last != known.nonce and there > 0,
         "register-has-a-seal": known.sealed is not None and run.sealed is None,
+        "seal-unknown": run.sealed is not None and known.sealed is None,
     }
-    facts = {"register": register, "here": here, "there": there, "sealed": clean(known.sealed)}
-    asked = [finding("seal-unknown", register=register, sealed=run.sealed)] if run.sealed and not known.sealed else []
-    return [finding(reason, **facts) for reason, wrong in found.items() if wrong], asked
-
-
-def unreleased_sums(connection: sqlite3.Connection) -> tuple[int, ...]:
-    """The round of every attempt whose sum got noise from the server and is no release: of those that failed after that."""
-    rows = connection.execute(
-        "SELECT round FROM attempts WHERE state = 'aggregated' OR (state = 'abandoned' AND nonce IS NOT NULL) ORDER BY id"
-    )
-    return tuple(round for (round,) in rows)
+    facts = {"register": register, "here": here, "there": there, "sealed": clean(known.sealed or run.sealed)}
+    return [finding(reason, **facts) for reason, wrong in found.items() if wrong]
 
 
 def epsilon_if_kept(plan: Plan, rounds: Sequence[int]) -> float:
@@ -441,26 +403,17 @@ def _recorded_keepers(
     found = {"other-keepers": wrong, "no-opening": unopened}
     evaluations = evaluation_plan(configuration)
     released = min(len(rows), plan.participation.rounds)
-
-    def by_collusion(rounds: int | None, present: list[int]) -> tuple[KeeperGuarantee, ...]:
-        guarantees = guarantees_by_collusion(
-            plan.accountant,
-            shares,
-            noise_multiplier=plan.noise_multiplier,
-            delta=plan.delta,
-            released=rounds,
-            present=present,
-        )
-        return tuple(guarantees)
-
-    sound = not wrong and released > 0
+    against = partial(
+        guarantees_by_collusion, plan.accountant, shares, noise_multiplier=plan.noise_multiplier, delta=plan.delta
+    )
+    present = [len(opened.keepers) for opened in counted]
     keepers = RecordedKeepers(
         digest=clean(described["digest"]),
         names=names,
         colluding=shares.colluding,
         away=shares.away,
-        planned=by_collusion(None, []),
-        so_far=by_collusion(released, [len(opened.keepers) for opened in counted]) if sound else (),
+        planned=tuple(against(released=None, present=[])),
+        so_far=tuple(against(released=released, present=present)) if released and not wrong else (),
         spent=sum(opened.state == "spent" for opened in counted),
         with_evaluations=() if evaluations is None else with_evaluations_by_collusion(plan, evaluations, shares),
     )

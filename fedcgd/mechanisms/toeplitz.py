@@ -22,9 +22,10 @@ class Toeplitz(Mechanism):
     """
 
     def __init_subclass__(cls) -> None:
-        if own := {"bandwidth", "columns", "inverse_row"} & vars(cls).keys():
+        follow = ("bandwidth", "columns", "inverse_row")
+        if own := [name for name in follow if getattr(cls, name) is not getattr(Toeplitz, name)]:
             raise TypeError(
-                f"{cls.__name__} defines {', '.join(sorted(own))}, which follow from the coefficients of a Toeplitz C: leave "
+                f"{cls.__name__} has its own {', '.join(own)}, which follow from the coefficients of a Toeplitz C: leave "
                 "them out, or inherit Mechanism"
             )
 
@@ -143,9 +144,13 @@ def solved(band: Matrix, x: Matrix, *, transposed: bool = False) -> Matrix:
         band: shape (n, p), the first column, C's diagonal, without a 0.
         x: shape (n,) or (n, m).
         transposed: whether C is transposed.
+
+    Raises:
+        ValueError: if the diagonal has a 0.
     """
     y, failed = scipy.linalg.lapack.dtbtrs(band.T, x.reshape(len(x), -1), uplo="L", trans="T" if transposed else "N")
-    assert not failed, "C has no inverse"
+    if failed:
+        raise ValueError(f"C has no inverse: its diagonal is 0 in row {failed - 1}")
     return np.asarray(y).reshape(x.shape)
 
 

@@ -61,16 +61,19 @@ class Landscape:
     def linear(model: LinearModel) -> "Landscape":
         """That of softmax regression at its start: the inputs' second moments over the classes, once for each class but one.
 
-        What all inputs have in common, the bias and a mean, bends the loss most, and nothing is to be won there.
+        What all inputs have in common, the bias and a mean, bends the loss most, and nothing is to be won there. The gradient of
+        an example is as long as its inputs with the bias, √2, times its residual, √(1 − 1/classes) at the start. With more than
+        two classes all of them are clipped: as if the loss were so much flatter, while the noise stays what it is.
         """
         middle, counts = _directions(model.features)
         energy, decay = _LAWS.linear_energy
         inputs, energies = middle**-_LAWS.input_decay, middle**-decay
         shared, others = model.mean_share, model.classes - 1
+        clipped = 1 / math.sqrt(2 * others / model.classes)
         own = (1 - shared) * inputs / (inputs @ counts)
-        won = energy * math.log(model.classes) / others * energies / (energies @ counts)
+        won = clipped * energy * math.log(model.classes) / others * energies / (energies @ counts)
         return Landscape(
-            np.concatenate([[1 + shared], own]) / model.classes,
+            clipped * np.concatenate([[1 + shared], own]) / model.classes,
             np.concatenate([[1.0], counts]) * others,
             np.concatenate([[0.0], won]),
         )

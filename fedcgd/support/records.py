@@ -59,7 +59,7 @@ def _is_private_group(folder: os.stat_result) -> bool:
     return group.gr_name == owner and set(group.gr_mem) <= {owner}
 
 
-def make_record(path: Path, name: str | None = None) -> None:
+def make_record(path: Path) -> None:
     """Make an SQLite file with its first line, a name that tells it from one that is made anew, unless there is a file.
 
     Whoever looks sees no file or a whole one, readable by its owner only, and of two makers the first wins. So a file without a
@@ -67,7 +67,6 @@ def make_record(path: Path, name: str | None = None) -> None:
 
     Args:
         path: the file; its folder is made too.
-        name: the name, where a key has it already; None for a new one.
     """
     if path.exists():
         return
@@ -78,7 +77,7 @@ def make_record(path: Path, name: str | None = None) -> None:
     try:
         with closing(sqlite3.connect(part)) as connection, connection:
             connection.execute(_FIRST_LINE)
-            connection.execute("INSERT INTO record VALUES (?)", (name or secrets.token_hex(16),))
+            connection.execute("INSERT INTO record VALUES (?)", (secrets.token_hex(16),))
         with suppress(FileExistsError):
             path.hardlink_to(part)
     finally:

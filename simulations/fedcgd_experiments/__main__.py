@@ -101,6 +101,10 @@ class Learning:
     ] = None
     momentum: float = 0.9
     schedule: Annotated[Schedule, Option(help="of the rate")] = "linear"
+    average: Annotated[
+        float, Option(help="decay of the average of models that is judged, say 0.99; 0: the last model")
+    ] = 0.0
+    augmentations: Annotated[int, Option(min=0, help="copies of a picture, changed at random, in its gradient")] = 0
     seeds: Annotated[int, Option(min=1, help="trainings whose test accuracies are averaged")] = 3
 
 
@@ -146,7 +150,8 @@ def train_command(
     shared = {name: getattr(private, name) for name in ("delta", "sampling", "epochs", "steps", "clip_norm")}
     point = CentralPoint(
         task=task, model=model, mechanism=mechanism, epsilon=private.epsilon[0], learning_rate=1.0,
-        momentum=learning.momentum, schedule=learning.schedule, seed=0, **shared,
+        momentum=learning.momentum, schedule=learning.schedule, average=learning.average,
+        augmentations=learning.augmentations, seed=0, **shared,
     )  # fmt: skip
     rates: dict[float, Sequence[float]] = {
         one: learning.learning_rate or planned_rates(replace(point, epsilon=one), trainer)

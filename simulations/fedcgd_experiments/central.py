@@ -4,10 +4,11 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from fedcgd_experiments.results import Row
 from fedcgd_experiments.runner import NEVER, Deadline, PausedError, grouped
 from fedcgd_experiments.study import identity
 from fedcgd_simulations.local_softmax import is_softmax
-from fedcgd_simulations.task import Data, Examples, Task, evaluate
+from fedcgd_simulations.task import Data, Examples, Task, average_of, evaluate, seeded
 from fedcgd_simulations.tasks import get_task
 
 TOGETHER = 256
@@ -55,7 +56,7 @@ class CentralTrainer:
     def groups(self, points: Sequence[CentralPoint]) -> list[list[CentralPoint]]:
         """Points of softmax regression with the same batches, up to `TOGETHER` of them; each other point by itself."""
         ordered = sorted(points, key=lambda p: (p.mechanism, p.epsilon))
-        return grouped(ordered, lambda point: point.batches if self._is_softmax(point) else None, most=TOGETHER)
+        return grouped(ordered, lambda point: point.batches if self._together(point) else None, most=TOGETHER)
 
     def train(self, points: Sequence[CentralPoint], rows: Sequence[Row] = ()) -> list[Row]:
         """A row for each of `points`, which share their `batches`; σ of a setup that is in `rows` is that of the row.
@@ -77,7 +78,7 @@ class CentralTrainer:
         judged = data.validation if point.split == "validation" else data.test
         model = task.model(point.seed)
         accuracies = []
-        if self._is_softmax(point):
+        if self._together(point):
             runs = [(plan, one.descent) for plan, one in zip(plans, points, strict=True)]
             key = NoiseKey.simulation(point.seed)
             for flat in train_softmax(model, data.train, runs, key=key, steps=point.steps):
@@ -100,8 +101,9 @@ class CentralTrainer:
         """The data of `point`, read once."""
         return _load(point.task, point.model or None, self.data_dir)
 
-    def _is_softmax(self, point: CentralPoint) -> bool:
-        return _softmax(point.task, point.model or None, self.data_dir)
+    def _together(self, point: CentralPoint) -> bool:
+        plain = not point.average and not point.augmentations
+        return plain and _softmax(point.task, point.model or None, self.data_dir)
 
 
 def _checkpoint_name(point: CentralPoint) -> str:
@@ -119,7 +121,8 @@ def claim(setup: Setup) -> dict[str, Any]:
     """σ of `setup`, and what its ε means."""
     participation = setup.participation()
     guarantee = calibrate(mechanism_of(setup), participation, epsilon=setup.epsilon, delta=setup.delta)
-    return {name: getattr(guarantee, name) for name in CLAIM}
+    described = guarantee.to_description()
+    return {name: described[name] for name in CLAIM}
 
 
 def mechanism_of(setup: Setup) -> Mechanism:
@@ -158,6 +161,7 @@ def train_engine(
     model = task.model(point.seed).to(device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, scheduler = descent(point.descent, parameters, plan.participation.rounds)
+    average = average_of(model, point.average)
     engine = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed))
     module, private, *criterion, batches = engine.make_private(
         module=model,
@@ -166,6 +170,7 @@ def train_engine(
         data_loader=DataLoader(TensorDataset(train.inputs, train.targets), batch_size=-(-len(train) // point.steps)),
         plan=plan,
         grad_sample_mode=grad_sample_mode,
+        augmentation_multiplicity=max(1, point.augmentations),
     )
     loss = criterion[0] if criterion else lambda outputs, targets: -task.loss(outputs, targets).mean()
     rounds = engine.accountant
@@ -173,28 +178,36 @@ def train_engine(
     inputs, targets = train.inputs.to(device), train.targets.to(device)
     module.train()
     if checkpoint is not None and checkpoint.exists():
-        scheduler.load_state_dict(engine.load_checkpoint(path=checkpoint, module=module, optimizer=private)["schedule"])
+        state = engine.load_checkpoint(path=checkpoint, module=module, optimizer=private)
+        scheduler.load_state_dict(state["schedule"])
+        average.load_state_dict(state["average"])
     for epoch in range(rounds.released // point.steps + 1, point.epochs + 1):
+        place = np.random.SeedSequence([point.seed, epoch])
         manager = BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical_batch, optimizer=private)
         with manager as physical:
             # The rows by index: the loader would collate them one by one.
             for rows in physical.batch_sampler:
                 private.zero_grad()
-                loss(module(inputs[rows]), targets[rows]).backward()
+                [here] = place.spawn(1)
+                drawn = seeded(
+                    int(here.generate_state(1)[0]), partial(task.augmented, inputs[rows], point.augmentations)
+                )
+                loss(module(drawn), targets[rows].repeat_interleave(max(1, point.augmentations))).backward()
                 before = rounds.released
                 private.step()
                 if rounds.released > before:  # the last part of a batch
                     scheduler.step()
+                    average.update_parameters(model)
         if checkpoint is not None and epoch < point.epochs:
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            state = {"schedule": scheduler.state_dict()}
+            state = {"schedule": scheduler.state_dict(), "average": average.state_dict()}
             with atomic_write(checkpoint) as part:
                 engine.save_checkpoint(path=part, module=module, optimizer=private, checkpoint_dict=state)
             if late():
                 raise PausedError(f"{epoch} of {point.epochs} epochs are done")
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-    return model
+    return average.module
 
 
 class _PerExample:

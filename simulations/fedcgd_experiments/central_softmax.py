@@ -20,7 +20,7 @@ from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.participation.batches import ExampleRounds
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
-from fedcgd_experiments.point import Descent, descent
+from fedcgd_experiments.point import Descent
 from fedcgd_simulations.task import Examples
 
 _WORDS = 2.0**31 / DITHER
@@ -71,26 +71,13 @@ def train_softmax(
 
 def _moves(models: Tensor, ways: Sequence[Descent], rounds: int) -> Callable[[Tensor, int], None]:
     """(gradients, round) → None: moves each row of `models`, in place, in its own way."""
-    if all(how.optimizer == "sgd" for how in ways):
-        velocities, momenta = torch.zeros_like(models), torch.tensor([how.momentum for how in ways])[:, None]
+    velocities, momenta = torch.zeros_like(models), torch.tensor([how.momentum for how in ways])[:, None]
 
-        def descend(gradients: Tensor, round: int) -> None:
-            velocities.mul_(momenta).add_(gradients)
-            models.addcmul_(velocities, torch.tensor([how.rate(round, rounds) for how in ways])[:, None])
+    def descend(gradients: Tensor, round: int) -> None:
+        velocities.mul_(momenta).add_(gradients)
+        models.addcmul_(velocities, torch.tensor([how.rate(round, rounds) for how in ways])[:, None])
 
-        return descend
-    rows = {how: [i for i, other in enumerate(ways) if other == how] for how in dict.fromkeys(ways)}
-    parts = {how: nn.Parameter(models[mine]) for how, mine in rows.items()}
-    steps = {how: descent(how, [part], rounds) for how, part in parts.items()}
-
-    def step(gradients: Tensor, round: int) -> None:
-        for how, (optimizer, scheduler) in steps.items():
-            parts[how].grad = gradients[rows[how]]
-            optimizer.step()
-            scheduler.step()
-            models[rows[how]] = parts[how]
-
-    return step
+    return descend
 
 
 class _Noise:
@@ -104,7 +91,8 @@ class _Noise:
         for round in range(rounds):
             add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Lattice(1.0))
         kinds = {id(plan.mechanism): plan.mechanism for plan in plans}
-        self._correlated = correlated(list(kinds.values()), stream, rounds, size)
+        z = np.stack([stream.normal(round, 0, 0, size) for round in range(rounds)])
+        self._correlated = np.stack([inverse_of(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
         place = {name: i for i, name in enumerate(kinds)}
         triples = [(place[id(plan.mechanism)], plan.stddev, grids[plan.clip_norm]) for plan in plans]
         different = {triple: i for i, triple in enumerate(dict.fromkeys(triples))}
@@ -118,12 +106,6 @@ class _Noise:
         smoothing = self._words[round] * (self._spread / _WORDS)
         noise = np.rint(self._correlated[round][self._kind] * self._spread + smoothing)
         return sums.div_(self._step).round_().add_(torch.from_numpy(noise)[self._of_row]).mul_(self._step)
-
-
-def correlated(mechanisms: Sequence[Mechanism], stream: NoiseStream, rounds: int, size: int) -> NDArray[np.float32]:
-    """C⁻¹Z of each of `mechanisms`, shape (rounds, mechanisms, size)."""
-    z = np.stack([stream.normal(round, 0, 0, size) for round in range(rounds)])
-    return np.stack([inverse_of(mechanism, rounds) @ z for mechanism in mechanisms], axis=1)
 
 
 def inverse_of(mechanism: Mechanism, rounds: int) -> NDArray[np.float32]:

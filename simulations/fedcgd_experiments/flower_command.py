@@ -20,11 +20,8 @@ def run_config(point: CentralPoint, *, users: int, data_dir: str | None = None) 
 
     `data_dir` is the folder of the task's files, if it is not one of the usual ones.
 
-    Raises ValueError if the app's rounds per epoch, ⌊users / cohort⌋, cannot be the point's steps, and for an
-    optimiser whose numbers differ in Flower.
+    Raises ValueError if the app's rounds per epoch, ⌊users / cohort⌋, cannot be the point's steps.
     """
-    if point.optimizer != "sgd":
-        raise ValueError(f"Flower's {point.optimizer} is not PyTorch's: there is no federated run with the same models")
     cohort = users // point.steps
     if not SAMPLINGS[point.sampling].takes_rate and users // cohort != point.steps:
         raise ValueError(

@@ -114,59 +114,13 @@ def draw_best_bands(numbers: Numbers) -> Figure:
     return figure
 
 
-def draw_rational(numbers: Numbers) -> Figure:
-    """Approximation of √(1 − x), and what it costs in MaxSE, against buffers."""
-    figure, (near, cost) = _panels(2)
-    d = numbers["degrees"]
-    near.semilogy(d, numbers["blt"]["approximation"], label="BLT, d buffers", **style("blt"))
-    near.semilogy(d, numbers["bands"]["approximation"], label="d + 1 bands", **style("banded-toeplitz"))
-    near.semilogy(d, numbers["newman"], "k:", marker=".", label="Newman, degree d, of √x")
-    near.semilogy(d, numbers["bound"], color="0.5", linestyle="--", label="3·exp(−√d)")
-    cost.semilogy(d, numbers["blt"]["excess"], label="BLT", **style("blt"))
-    cost.semilogy(d, numbers["bands"]["excess"], label="bands", **style("banded-toeplitz"))
-    near.set(xlabel="d", ylabel="err(r)", title=f"distance to √(1 − x), n = {numbers['rounds']}")
-    cost.set(xlabel="d", ylabel="MaxSE over the optimum's, minus 1", title="what it costs, one participation")
-    for axes in (near, cost):
-        axes.legend(fontsize=8)
-    return figure
-
-
-def draw_epochs(numbers: Numbers) -> Figure:
-    """Accuracy against λ, for each number of epochs."""
-    figure, (axes,) = _panels(1, width=6)
-    title = f"digits, {numbers['steps']} rounds an epoch, ε = {numbers['epsilon']:g}"
-    for line, (k, row) in zip(_LINES, numbers["accuracy"].items(), strict=False):
-        means, spreads = [v[0] for v in row.values()], [v[1] for v in row.values()]
-        axes.errorbar(numbers["lambdas"], means, yerr=spreads, linestyle=line, marker="o", capsize=2, label=f"k = {k}")
-    axes.set(xlabel="λ", ylabel="validation accuracy", title=title)
-    axes.legend()
-    return figure
-
-
-def draw_learning(numbers: Numbers) -> Figure:
-    """Cross-entropy against RMSE and against MaxSE."""
-    figure, panels = _panels(2)
-    for axes, kind in zip(panels, ("rmse", "max_se"), strict=True):
-        for spelling, points in numbers["cross_entropy"].items():
-            x = numbers["rmse"] if kind == "rmse" else numbers["max_se"][spelling]
-            looks = style(spelling) | {"fillstyle": "none" if spelling.endswith("16") else "full"}
-            axes.errorbar(x, [p[0] for p in points], yerr=[p[1] for p in points], label=spelling, capsize=2, **looks)
-        axes.set(xscale="log", yscale="log", xlabel="RMSE" if kind == "rmse" else "MaxSE", ylabel="test cross-entropy")
-        axes.legend(fontsize=8, title=numbers["optimizer"])
-    return figure
-
-
 DRAWN: dict[str, Callable[[Numbers], Figure]] = {
     "correlation": draw_correlation,
     "normalisation": draw_normalisation,
     "bands": draw_bands,
     "best-bands": draw_best_bands,
-    "rational": draw_rational,
-    "epochs": draw_epochs,
-    "learning-sgd": draw_learning,
-    "learning-adam": draw_learning,
 }
-"""How each figure is drawn; "example-b1" is numbers alone."""
+"""How each figure is drawn."""
 
 
 def main(
@@ -189,8 +143,7 @@ def main(
             found = FIGURES[name]()
             known[name] = found | {"cpu_seconds": round(time.process_time() - started, 1)}
             write_json(numbers, known)
-        if name in DRAWN:
-            save(DRAWN[name](known[name]), output / f"paper-{name}.png")
+        save(DRAWN[name](known[name]), output / f"paper-{name}.png")
         console.print(f"{name}: {known[name]['cpu_seconds']} s of processor time", highlight=False)
 
 

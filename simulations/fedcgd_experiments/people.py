@@ -1,4 +1,4 @@
-"""Trains over people: softmax regression for many points at once, other models through the app's strategy and nodes."""
+"""Trains over people, by the app's strategy and nodes in this process."""
 
 import time
 from collections.abc import Sequence
@@ -6,17 +6,12 @@ from dataclasses import dataclass
 
 from fedcgd_experiments.in_process import AppGrid
 from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared
-from fedcgd_experiments.people_softmax import train_people
 from fedcgd_experiments.results import Row
-from fedcgd_experiments.runner import grouped
 from fedcgd_flower import arrays_of, load_arrays
 from fedcgd_flower.inner import warnings_only
 from fedcgd_simulations import client_app
-from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.server_app import strategy_of
 from fedcgd_simulations.task import evaluate
-
-TOGETHER = 48  # models, whose weights are read in every round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,26 +25,17 @@ class PeopleTrainer:
         return PeoplePoint
 
     def groups(self, points: Sequence[PeoplePoint]) -> list[list[PeoplePoint]]:
-        """Points of softmax regression with the same people in the same rounds, up to `TOGETHER`; others by themselves."""
-        return grouped(points, self.shared, most=TOGETHER)
-
-    def shared(self, point: PeoplePoint) -> str | None:
-        """Equal for points that are trained together; None for one that is trained by itself."""
-        task, _ = loaded(point.task, point.model, self.data_dir)
-        alike = (
-            "task", "model", "users", "cohort", "participations", "sampling", "local_epochs", "local_batch", "seed", "split"
-        )  # fmt: skip
-        return str([getattr(point, name) for name in alike]) if is_softmax(task.model(0), task.loss) else None
+        """Each point by itself."""
+        return [[point] for point in points]
 
     def train(self, points: Sequence[PeoplePoint], rows: Sequence[Row] = ()) -> list[Row]:
-        """A row for each of `points`; `seconds` is processor time, in equal parts."""
-        began = time.process_time()
-        if self.shared(points[0]):
-            made = train_people(points, data_dir=self.data_dir)
-        else:
-            made = [run_people(point, data_dir=self.data_dir) for point in points]
-        seconds = round((time.process_time() - began) / len(points), 4)
-        return [row | {"seconds": seconds} for row in made]
+        """A row for each of `points`; `seconds` is processor time."""
+        made = []
+        for point in points:
+            began = time.process_time()
+            row = run_people(point, data_dir=self.data_dir)
+            made.append(row | {"seconds": round(time.process_time() - began, 4)})
+        return made
 
 
 @warnings_only()

@@ -2,10 +2,8 @@
 
     python -m fedcgd_experiments.planner_trial tune benchmarks/results/planner.jsonl [--only digits]
     python -m fedcgd_experiments.planner_trial judge benchmarks/results/planner.jsonl
-    python -m fedcgd_experiments.planner_trial rehearse benchmarks/results/planner.jsonl [--repeats 4]
     python -m fedcgd_experiments.planner_trial table benchmarks/results/planner.jsonl
     python -m fedcgd_experiments.planner_trial curve benchmarks/results/planner-digits.json
-    python -m fedcgd_experiments.planner_trial cnn benchmarks/results/planner-digits-cnn.json
     python -m fedcgd_experiments.planner_trial noise benchmarks/results/planner-noise.jsonl
 
 Softmax regression and small networks, for examples and for people, many learning rates, mechanisms and seeds at once
@@ -15,7 +13,7 @@ for a GPU. Goes on where it was stopped.
 
 import json
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -34,17 +32,12 @@ from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
-from fedcgd.planning.planner import PlannedRecipe
 from fedcgd.planning.problem import PlanningProblem
-from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.recipe import Recipe
-from fedcgd.planning.rehearsal import RehearsedRecipe, rehearse
 from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
-from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.central_softmax import inverse_of
-from fedcgd_experiments.point import CentralPoint
 from fedcgd_experiments.tables import markdown
 from fedcgd_simulations.commands import group_of
 from fedcgd_simulations.tasks import fashion_mnist, tweets
@@ -55,14 +48,13 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Trial:
-    """How all is tried: δ, the parts of users/σ₁ that rates move a model by, seeds, (turns, ε), repeats of a second rehearsal."""
+    """How all is tried: δ, the parts of users/σ₁ that rates move a model by, seeds, (participations, ε)."""
 
     delta: float = 1e-5
     progress: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
     tuning: range = range(4)
     tests: range = range(1000, 1040)
     cells: tuple[tuple[int, float], ...] = tuple(product((20, 5), (1.0, 4.0)))
-    repeats: int = 4
 
 
 TRIAL = Trial()
@@ -347,8 +339,6 @@ BASELINES: dict[str, Callable[[Recipe], bool]] = {
     "anything": lambda recipe: True,
 }
 SECRETS: dict[str, tuple[str, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
-Plan = Callable[[PlanningProblem], Sequence[PlannedRecipe]]
-"""Plans, best first."""
 
 
 Try = tuple[Recipe, float, dict[str, Any]]
@@ -392,18 +382,16 @@ def planned(data: Set, epsilon: float, participations: int) -> dict[str, Try]:
             hidden_layers=len(data.hidden) if known and len(data.hidden) > 1 else None,
         )  # fmt: skip
         if question not in made:
-            made[question] = one_try(question, planner.plan_recipes)
+            made[question] = one_try(question)
         found[plan_label(label, known=known)] = made[question]
     return found
 
 
-def one_try(question: PlanningProblem, plan: Plan) -> Try:
+def one_try(question: PlanningProblem) -> Try:
     """What is planned, its rate, and how long that took."""
     started = time.process_time()
-    best = plan(question)[0]
-    seconds = {"seconds": round(time.process_time() - started, 1)}
-    score = {"score": best.score} if isinstance(best, RehearsedRecipe) else {}
-    return best.recipe, best.outcome.learning_rate, score | seconds
+    best = planner.plan_recipes(question)[0]
+    return best.recipe, best.outcome.learning_rate, {"seconds": round(time.process_time() - started, 1)}
 
 
 def judge_command(out: Out, only: str | None = None, device: str = "cpu") -> None:
@@ -426,59 +414,6 @@ def keep(out: Path, cell: Cell, found: dict[str, Any]) -> None:
             file=file,
         )
     print(*cell, {label: round(100 * float(np.mean(one["test"])), 1) for label, one in found.items()}, flush=True)
-
-
-PROXIES = {
-    "digits+net": ("fashion+net", "tweets+net", "half"),
-    "odd+net": ("fashion+net", "tweets+net", "half"),
-    "fashion+net": ("digits+net", "tweets+net", "half"),
-    "five+net": ("digits+net", "fashion+net", "half"),
-}
-"""Sets that stand for another as if they were public; half is half of the set itself, the best that a proxy can be."""
-
-
-def proxy_of(name: str, data: Set) -> ArrayProxy:
-    """The examples to train and to validate of another set, or half of those to train of `data`."""
-    other = data if name == "half" else load(name)
-    parts = slice(len(data.x[0]) // 2) if name == "half" else slice(None)
-    inputs, labels = np.concatenate(other.x[:2]), np.concatenate(other.y[:2])
-    return ArrayProxy(inputs[parts, :-1], labels[parts], hidden=other.hidden[0])
-
-
-def rehearse_command(out: Out, only: str | None = None, repeats: int = 1, device: str = "cpu") -> None:
-    """Networks: what is best on a proxy, nothing secret, on the seeds that the plan of theory was tested with."""
-    for (participations, epsilon), name in product(TRIAL.cells, [only] if only else PROXIES):
-        done = judgements(read(out)).get((name, participations, epsilon), {})
-        tries = rehearsed(load(name), epsilon, participations, repeats, done)
-        if tries:
-            keep(out, (name, participations, epsilon), judged(load(name), tries, epsilon, device))
-
-
-def rehearsed(data: Set, epsilon: float, participations: int, repeats: int, done: Container[str]) -> dict[str, Try]:
-    """What is best on each proxy that is not `done`."""
-    found: dict[str, Try] = {}
-    for proxy in PROXIES[data.name]:
-        if proxy_label(proxy, repeats) not in done and (repeats == 1 or proxy != "tweets+net"):
-            question = PlanningProblem(
-                users=len(data.x[0]), epsilon=epsilon, delta=TRIAL.delta, participations=participations
-            )
-            plan = partial(rehearse, train=proxy_of(proxy, data), public=True, repeats=repeats)
-            found[proxy_label(proxy, repeats)] = one_try(question, plan)
-    return found
-
-
-def relation(proxy: str, name: str) -> str:
-    """What a proxy is to a set."""
-    if proxy == "half":
-        return "half of the set itself"
-    kinds = {"tweets": "tweets", "five": "columns"}
-    kind, other = (kinds.get(one.partition("+")[0], "pictures") for one in (proxy, name))
-    return f"{kind} for {other}"
-
-
-def proxy_label(proxy: str, repeats: int) -> str:
-    """What the judgement of a rehearsed plan is called."""
-    return f"rehearsed on {proxy}" + (f", {repeats} repeats" if repeats > 1 else "")
 
 
 def behind(judged: dict[str, Any], label: str, planned: str) -> float:
@@ -547,26 +482,6 @@ def curve_command(out: Out, cohort: int = 60, participations: int = 10) -> None:
     out.write_text(json.dumps(rows) + "\n", encoding="utf-8")
 
 
-def cnn_command(out: Out) -> None:
-    """Digits by a CNN with three hidden layers and the engine's own noise, ten passes: one try of the plan at each ε."""
-    trainer, rows = CentralTrainer(), list[dict[str, Any]]()
-    for epsilon in (1.0, 2.0, 4.0, 8.0):
-        question = PlanningProblem(users=1260, epsilon=epsilon, delta=TRIAL.delta, participations=10, hidden_layers=3)
-        recipe, rate, _ = one_try(question, planner.plan_recipes)
-        points = [
-            CentralPoint(
-                task="digits", model="tanh-cnn", mechanism=recipe.mechanism, epsilon=epsilon, delta=TRIAL.delta,
-                steps=recipe.steps, epochs=recipe.participations, learning_rate=rate, momentum=recipe.momentum,
-                schedule=recipe.schedule, seed=seed, split="test",
-            )
-            for seed in range(1000, 1010)
-        ]  # fmt: skip
-        test = [row["accuracy"] for point in points for row in trainer.train([point])]
-        rows.append({"epsilon": epsilon, "recipe": asdict(recipe), "rate": rate, "test": test})
-        print(epsilon, recipe, f"{100 * np.mean(test):.1f} %", flush=True)
-    out.write_text(json.dumps(rows) + "\n", encoding="utf-8")
-
-
 def noise_command(out: Out) -> None:
     """How much of what a model gains over guessing is kept, against the signal to noise of its plan, with few users.
 
@@ -612,19 +527,6 @@ def table_command(out: Out) -> None:
         lost = [behind(each, label, plan) for (name, *_), each in cells.items() if name in chosen]
         if lost:
             print(summary(f"{plan}, behind {label}, {which}", lost))
-    proxies = list(dict.fromkeys(proxy for each in PROXIES.values() for proxy in each))
-    rehearsed = {cell: each for cell, each in cells.items() if any(proxy_label(proxy, 1) in each for proxy in proxies)}
-    tried = {proxy_label(proxy, repeats): (proxy, repeats) for repeats, proxy in product((1, TRIAL.repeats), proxies)}
-    baseline, theory = "anything, without amplification", plan_label("nothing", known=False)
-    show(rehearsed, [baseline, theory, *tried])
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for ((name, *_), each), (label, (proxy, repeats)) in product(rehearsed.items(), tried.items()):
-        if label in each:
-            title = f"{relation(proxy, name)}, repeats: {repeats}"
-            pairs.setdefault(title, []).append((behind(each, baseline, label), behind(each, baseline, theory)))
-    for title, both in pairs.items():
-        for place, who in enumerate(("rehearsed", "theory")):
-            print(summary(f"{title}, {who}", [pair[place] for pair in both]))
 
 
 def show(cells: dict[Cell, dict[str, Any]], labels: Sequence[str]) -> None:
@@ -650,9 +552,7 @@ app = group_of(
     {
         "tune": tune_command,
         "judge": judge_command,
-        "rehearse": rehearse_command,
         "curve": curve_command,
-        "cnn": cnn_command,
         "noise": noise_command,
         "table": table_command,
     },

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import nn, optim
 
@@ -10,7 +10,7 @@ from fedcgd.mechanisms.schedule import SCHEDULES, Schedule
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, scheme_of
 from fedcgd.support.numbers import as_positive
-from fedcgd_simulations.server_optimizer import check_descent
+from fedcgd_simulations.server_optimizer import check_average, check_descent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +51,20 @@ class Setup:
         return self.mechanism.startswith("file:")
 
 
-Optimizer = Literal["sgd", "adam", "adagrad"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """An optimiser with its first learning rate; `schedule` lowers that rate to zero over the rounds, or not at all.
+    """SGD with its first learning rate; `schedule` lowers that rate to zero over the rounds, or not at all.
 
-    All of it works on what was released, so it costs no privacy. Raises ValueError for an unknown name, and for momentum
-    that is not in [0, 1) or not SGD's.
+    All of it works on what was released, so it costs no privacy. Raises ValueError for an unknown schedule, and for momentum that
+    is not in [0, 1).
     """
 
     learning_rate: float
-    optimizer: Optimizer = "sgd"
     momentum: float = 0.0
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        if self.optimizer not in get_args(Optimizer):
-            raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
-        check_descent(self.optimizer, self.momentum, self.schedule)
+        check_descent("sgd", self.momentum, self.schedule)
         as_positive("learning_rate", self.learning_rate)
 
     def rate(self, round: int, rounds: int) -> float:
@@ -86,6 +80,9 @@ TEST_SEEDS = 1000
 class CentralPoint(Setup, Descent):
     """A training run over examples. Its work is `epochs`: the gradients that it takes of each example, on average.
 
+    What is judged is the exponential moving average of the models with the decay `average`; 0 is the last model. An example's
+    gradient is the mean of those of so many `augmentations` of it, if there are any.
+
     Raises ValueError for a seed that is not one of its split's (`TEST_SEEDS`), and as `Setup` and `Descent` do.
     """
 
@@ -93,6 +90,8 @@ class CentralPoint(Setup, Descent):
     model: str = ""
     delta: float = 1e-5
     clip_norm: float = 1.0
+    average: float = 0.0
+    augmentations: int = 0
     seed: int
     split: Literal["validation", "test"] = "validation"
 
@@ -105,6 +104,7 @@ class CentralPoint(Setup, Descent):
             raise ValueError(f"seeds for tests are {TEST_SEEDS} and more, got {self.seed}; those below are for tuning")
         Setup.__post_init__(self)
         Descent.__post_init__(self)
+        check_average(self.average, self.augmentations)
 
     @property
     def setup(self) -> Setup:
@@ -125,7 +125,6 @@ class CentralPoint(Setup, Descent):
             epsilon=1.0,
             clip_norm=1.0,
             learning_rate=1.0,
-            optimizer="sgd",
             momentum=0.0,
             schedule="constant",
         )
@@ -133,18 +132,12 @@ class CentralPoint(Setup, Descent):
 
 def descent(
     how: Descent, parameters: Sequence[nn.Parameter], rounds: int
-) -> tuple[optim.Optimizer, optim.lr_scheduler.LambdaLR]:
-    """An optimiser of `parameters` and its schedule, to be stepped once a round.
+) -> tuple[optim.SGD, optim.lr_scheduler.LambdaLR]:
+    """SGD of `parameters` and its schedule, to be stepped once a round.
 
     It goes up: the gradients are to be those of minus the loss, as a user's update is in federated training, so that noise
     that is added to them has the same sign in the model.
     """
-    optimizer: optim.Optimizer
-    if how.optimizer == "sgd":
-        optimizer = optim.SGD(parameters, lr=how.learning_rate, momentum=how.momentum, maximize=True)
-    elif how.optimizer == "adam":
-        optimizer = optim.Adam(parameters, lr=how.learning_rate, maximize=True)
-    else:
-        optimizer = optim.Adagrad(parameters, lr=how.learning_rate, maximize=True)
+    optimizer = optim.SGD(parameters, lr=how.learning_rate, momentum=how.momentum, maximize=True)
     factor = SCHEDULES[how.schedule]
     return optimizer, optim.lr_scheduler.LambdaLR(optimizer, lambda round: factor(round / rounds))

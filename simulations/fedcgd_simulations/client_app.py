@@ -69,9 +69,19 @@ def _hosted(context: Context) -> AbstractSet[str]:
 
 
 def _data(users: Sequence[str], context: Context) -> tuple[torch.Tensor, ...]:
-    _, examples, _ = _material(*_named(context.run_config))
-    row = int(users[0])
-    return examples.inputs[row : row + 1], examples.targets[row : row + 1]
+    task, examples, _ = _material(*_named(context.run_config))
+    row, copies = int(users[0]), int(context.run_config["augmentations"])
+    inputs = task.augmented(examples.inputs[row : row + 1], copies)
+    return inputs[None] if copies else inputs, examples.targets[row : row + 1]
+
+
+def _mean_of_copies(loss: ExampleLoss) -> ExampleLoss:
+    """The mean loss of an example's copies, whose gradient is clipped."""
+
+    def mean(flat: torch.Tensor, copies: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.stack([loss(flat, copy, target) for copy in copies]).mean()
+
+    return mean
 
 
 def _local(context: Context) -> LocalTraining:
@@ -87,7 +97,8 @@ def _clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
     """With local epochs all users at once where the model allows, else one by one; without, one gradient step of each."""
     task, _, loss = _material(*_named(context.run_config))
     if not int(context.run_config["local-epochs"]):
-        return one_gradient_step(loss, _data)(work, context)
+        augmented = int(context.run_config["augmentations"]) > 0
+        return one_gradient_step(_mean_of_copies(loss) if augmented else loss, _data)(work, context)
     if vectorises(task.model(0)):
         return train_many(task, work, *examples_of(context.run_config), _local(context))
     return sequential_training(_local_training)(work, context)

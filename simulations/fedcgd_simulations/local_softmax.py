@@ -6,7 +6,6 @@ A cohort's weights, which a step would read and write again and again, are then 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -33,15 +32,6 @@ def with_bias(inputs: Tensor) -> Tensor:
     return functional.pad(functional.normalize(inputs, dim=-1), (0, 1), value=1.0)
 
 
-@dataclass(frozen=True)
-class Steps:
-    """How a user trains: examples of a step, rate and µ, of one model or, of shape (models, 1), of each."""
-
-    batch: int
-    learning_rate: float | Tensor
-    proximal: float | Tensor
-
-
 def coefficients(
     first: Tensor,
     products: Tensor,
@@ -49,10 +39,11 @@ def coefficients(
     counts: Tensor,
     orders: Sequence[Tensor],
     *,
-    classes: int,
-    steps: Steps,
+    batch: int,
+    learning_rate: float,
+    proximal: float,
 ) -> Tensor:
-    """The a of each example, shape (users, examples, models·classes), for models that are trained apart on the same examples.
+    """The a of each example after SGD in steps of `batch` examples, with FedProx' µ, shape (users, examples, classes).
 
     `first` has the outputs that all examples have before training, in that shape, and `products` the inner products of each
     user's inputs, shape (users, examples, examples). `targets` has shape (users, examples); a user has `counts` of them, and what
@@ -60,26 +51,17 @@ def coefficients(
     one of `orders` are, shape (users, examples).
     """
     device = first.device
-    kept = torch.as_tensor(steps.learning_rate * steps.proximal).to(device)
-    marks = functional.one_hot(targets, classes).to(first.dtype)
+    marks = functional.one_hot(targets, first.shape[2]).to(first.dtype)
     there = (torch.arange(first.shape[1]) < counts[:, None]).to(first.dtype)
     changes = torch.zeros_like(first)
     users = torch.arange(len(first), device=device)[:, None]
     for order in orders:
-        for chosen, real in zip(
-            torch.split(order, steps.batch, dim=1), torch.split(there, steps.batch, dim=1), strict=True
-        ):
+        for chosen, real in zip(torch.split(order, batch, dim=1), torch.split(there, batch, dim=1), strict=True):
             rows, taken = (users, chosen.to(device)), real.sum(1).to(device)
-            shares = real.to(device) / taken.clamp(min=1)[:, None]
+            shares = learning_rate * real.to(device) / taken.clamp(min=1)[:, None]
             outputs = first[rows] - products[rows] @ changes
-            # In Torch a softmax over few numbers that lie side by side takes ten times as long.
-            shared = outputs.reshape(-1, classes).T.contiguous().softmax(0).T
-            residuals = shared.reshape(*outputs.shape[:2], -1, classes)
-            residuals -= marks[rows][:, :, None]
-            residuals *= steps.learning_rate * shares[:, :, None, None]
-            if kept.any():  # who has no batch left stays where it is
-                changes.view(*residuals.shape[:1], -1, *residuals.shape[2:]).mul_(
-                    1 - kept * (taken > 0)[:, None, None, None]
-                )
-            changes.index_put_(rows, residuals.flatten(2), accumulate=True)  # places without an example may come twice
+            residuals = (outputs.softmax(2) - marks[rows]) * shares[:, :, None]
+            if proximal:  # who has no batch left stays where it is
+                changes *= 1 - learning_rate * proximal * (taken > 0)[:, None, None]
+            changes.index_put_(rows, residuals, accumulate=True)  # places without an example may come twice
     return changes

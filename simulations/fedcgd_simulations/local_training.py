@@ -18,7 +18,7 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
 from fedcgd_flower.layout import unflatten
 from fedcgd_flower.pool import user_seeds
-from fedcgd_simulations.local_softmax import MOST_EXAMPLES, Steps, coefficients, is_softmax, with_bias
+from fedcgd_simulations.local_softmax import MOST_EXAMPLES, coefficients, is_softmax, with_bias
 from fedcgd_simulations.models.softmax import UnitNorm
 from fedcgd_simulations.task import Examples, Task, by_pixels
 
@@ -147,8 +147,7 @@ def _train_softmax(
     inputs = with_bias(examples.inputs[padded].flatten(2))
     changes = coefficients(
         inputs @ torch.cat([weight, bias[:, None]], dim=1).T, inputs @ inputs.mT, examples.targets[padded],
-        torch.tensor(sizes), list(orders), classes=len(bias),
-        steps=Steps(local.batch, local.learning_rate, local.proximal),
+        torch.tensor(sizes), list(orders), batch=local.batch, learning_rate=local.learning_rate, proximal=local.proximal,
     )  # fmt: skip
     moved = changes.mT @ inputs
     trained = weight - moved[:, :, :-1], bias - moved[:, :, -1]

@@ -21,7 +21,7 @@ from fedcgd_simulations.partitions import partition
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.server_optimizer import server_strategy
 from fedcgd_simulations.settings import Settings
-from fedcgd_simulations.task import Examples, Task, evaluate
+from fedcgd_simulations.task import Examples, Task, average_of, evaluate
 from fedcgd_simulations.tasks import get_task
 
 app = ServerApp()
@@ -107,6 +107,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     """The figures of a run, all of whose rounds are released. Raises IncompleteRunError otherwise."""
     task = get_task(settings.task, model=settings.model or None, data_dir=settings.data_dir)
     data = task.load()
+    task.augmented(data.train.inputs[:1], settings.augmentations)  # refuses what has none
     users = len(partition(settings.users, data.train, seed=settings.seed))
     participation = settings.participation(users)
     plan = Plan.calibrated(
@@ -118,6 +119,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
         workload=settings.workload(participation.rounds),
     )
     model = task.model(settings.seed)
+    average = average_of(model, settings.average)
     strategy = strategy_of(settings, plan, users)
 
     test = some_of(data.test, settings.test_examples, settings.seed)
@@ -125,8 +127,9 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
 
     def evaluate_released(release: int, arrays: ArrayRecord) -> MetricRecord:
         load_arrays(model, arrays)
+        average.update_parameters(model)
         # The test examples belong to none of the users, so this costs no privacy.
-        return MetricRecord({ACCURACY: evaluate(model, task, test)})
+        return MetricRecord({ACCURACY: evaluate(average.module, task, test)})
 
     result = strategy.start(
         grid,

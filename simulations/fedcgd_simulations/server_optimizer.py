@@ -28,6 +28,14 @@ def check_descent(optimizer: str, momentum: float, schedule: str) -> None:
         )
 
 
+def check_average(average: float, augmentations: int) -> None:
+    """Raise ValueError for a decay of the average of models that is not in [0, 1), and fewer than no copies of an example."""
+    if not 0 <= average < 1:
+        raise ValueError(f"average must be in [0, 1), got {average}: the decay, for example 0.99; 0 is the last model")
+    if augmentations < 0:
+        raise ValueError(f"augmentations must be at least 0, got {augmentations}")
+
+
 def server_strategy(
     optimizer: ServerOptimizer,
     *,

@@ -12,7 +12,7 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, scheme_of
 from fedcgd_simulations.local_training import LocalTraining
-from fedcgd_simulations.server_optimizer import ServerOptimizer, check_descent
+from fedcgd_simulations.server_optimizer import ServerOptimizer, check_average, check_descent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,8 @@ class Settings:
     momentum: float
     schedule: Schedule
     warmup: int
+    average: float
+    augmentations: int
     seed: int
     key_file: str
     trusted_nodes: bool
@@ -62,10 +64,15 @@ class Settings:
         if not 0 < settings.reply_timeout < math.inf:
             raise ValueError(f"reply-timeout must be a positive number of seconds, got {settings.reply_timeout}")
         check_descent(settings.optimizer, settings.momentum, settings.schedule)
+        check_average(settings.average, settings.augmentations)
         local = settings.local  # refuses what makes no sense
         if settings.users != "examples" and not local.epochs:
             raise ValueError(
                 f"users = {settings.users!r} have many examples each: say with local-epochs how often a user goes through them"
+            )
+        if local.epochs and settings.augmentations:
+            raise ValueError(
+                f"augmentations must be 0 with local epochs, got {settings.augmentations}: they are for one gradient step"
             )
         return settings
 

@@ -4,14 +4,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
 
 DATA_VARIABLE = "FEDCGD_DATA"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Task:
     """A learning problem. `load` reads the data, `model(seed)` makes the initial model, the same one for the same seed.
 
     `loss` and `metric` take a batch of outputs and of targets, and return one number per example: what training
-    lowers, and what is reported (its mean, for example the share of correct labels).
+    lowers, and what is reported (its mean, for example the share of correct labels). `augment` changes a batch of inputs at
+    random, each by itself.
     """
 
     name: str
@@ -54,11 +59,49 @@ class Task:
     model: Callable[[int], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor]
     metric: Callable[[Tensor, Tensor], Tensor]
+    augment: Callable[[Tensor], Tensor] | None = None
+
+    def augmented(self, inputs: Tensor, copies: int) -> Tensor:
+        """`copies` of each input that follow one another, changed at random; as they are for 0.
+
+        Raises:
+            ValueError: for a task whose inputs nothing is known to change.
+        """
+        if not copies:
+            return inputs
+        if self.augment is None:
+            raise ValueError(f"the inputs of {self.name} for this model have no augmentation; set augmentations to 0")
+        return self.augment(inputs.repeat_interleave(copies, dim=0))
 
 
 def classification(name: str, load: Callable[[], Data], model: Callable[[], nn.Module]) -> Task:
     """A task with cross-entropy as its loss and accuracy as its metric; `model()` draws from torch's global seed."""
     return Task(name, load, lambda seed: seeded(seed, model), cross_entropy, accuracy)
+
+
+def shifted_and_mirrored(images: Tensor) -> Tensor:
+    """Each of the images, shape (images, channels, height, width), up to four pixels aside and half of them mirrored.
+
+    Draws from torch's global generator; what was outside an image is its mirror image.
+    """
+    most = 4
+    wide = functional.pad(images, (most,) * 4, mode="reflect")
+    down, right = torch.randint(2 * most + 1, (2, len(images)))
+    height, width = images.shape[2:]
+    moved = [image[:, y : y + height, x : x + width] for image, y, x in zip(wide, down, right, strict=True)]
+    mirrored = torch.rand(len(images)) < 0.5
+    return torch.stack([image.flip(2) if turn else image for image, turn in zip(moved, mirrored, strict=True)])
+
+
+def average_of(model: nn.Module, decay: float) -> AveragedModel:
+    """The exponential moving average of a model's weights: a decay, and less of it at first, (1 + t)/(10 + t) after t updates.
+
+    It is made of what was released, so it costs no privacy. (De, Berrada, Hayes, Smith and Balle, "Unlocking High-Accuracy
+    Differentially Private Image Classification through Scale", 2022, arXiv:2204.13650.)
+    """
+    return AveragedModel(
+        model, avg_fn=lambda mean, new, t: mean + (1 - min(decay, (1 + int(t)) / (10 + int(t)))) * (new - mean)
+    )
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -71,11 +114,11 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(dim=1) == targets).float()
 
 
-def seeded(seed: int, model: Callable[[], nn.Module]) -> nn.Module:
-    """`model()` made under `seed`, without touching the caller's random state."""
+def seeded(seed: int, make: Callable[[], T]) -> T:
+    """`make()` under `seed`, without touching the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return model()
+        return make()
 
 
 def evaluate(model: nn.Module, task: Task, examples: Examples, *, batch: int = 100) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from fedcgd_flower.adaptive_clipping import AdaptiveClipping
+    from fedcgd_flower.clipping import AdaptiveClipping
     from fedcgd_flower.evaluation import PrivateEvaluation
     from fedcgd_flower.inner import scheduled
     from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
         host_users,
         sequential_training,
     )
-    from fedcgd_flower.run_loop import IncompleteRunError, RunResult
-    from fedcgd_flower.settings import ReleaseEvent
+    from fedcgd_flower.run_loop import IncompleteRunError, ReleaseEvent, RunResult
     from fedcgd_flower.strategy import CorrelatedNoise
     from fedcgd_flower.torch_models import arrays_of, load_arrays, one_gradient_step
 
@@ -46,12 +45,12 @@ __getattr__ = lazy_exports(
     __name__,
     dict.fromkeys(__all__, "pool")  # but for those that follow
     | {
-        "AdaptiveClipping": "adaptive_clipping",
+        "AdaptiveClipping": "clipping",
         "ClippedUpdateMod": "mod",
         "CorrelatedNoise": "strategy",
         "IncompleteRunError": "run_loop",
         "PrivateEvaluation": "evaluation",
-        "ReleaseEvent": "settings",
+        "ReleaseEvent": "run_loop",
         "RunResult": "run_loop",
         "arrays_of": "torch_models",
         "clipped_update_mod": "mod",

@@ -9,20 +9,7 @@ from collections.abc import Iterator
 from logging import ERROR, INFO, WARNING
 from typing import Any
 
-from flwr.supercore import log
-
-__all__ = [
-    "SIMULATION_GRID",
-    "is_client_fn",
-    "is_privacy_mod",
-    "is_simulation",
-    "log",
-    "log_error",
-    "log_failure",
-    "log_info",
-    "log_warning",
-    "mods_after",
-]
+from flwr.supercore import log as log
 
 SIMULATION_GRID = "InMemoryGrid"
 """The class of `flwr.superlink.grid` that a ServerApp is given in a simulation.

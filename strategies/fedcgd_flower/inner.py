@@ -1,14 +1,14 @@
 """Drive the inner strategy: what it sends to a round's users is asked for, and its next model made of one reply, the noised mean.
 
 An inner strategy chooses nodes and may tell each something else. Here the plan chooses users, and each of them gets the same: the
-model, and the records that the inner strategy puts beside it. Whatever would get lost on the way is an error that names it.
+model, and the configuration that the inner strategy puts beside it. Whatever would get lost on the way is an error that names it.
 """
 
 import io
 import json
 import logging
 from abc import ABC
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, FedAvgM, Strategy
 from numpy.typing import NDArray
 
@@ -31,28 +30,9 @@ class _NotSavableError(Exception):
     """A value of a type that has no form as JSON and arrays."""
 
 
-_DIFFERENTIALLY_PRIVATE = (
-    flower.DifferentialPrivacyClientSideAdaptiveClipping,
-    flower.DifferentialPrivacyClientSideFixedClipping,
-    flower.DifferentialPrivacyServerSideAdaptiveClipping,
-    flower.DifferentialPrivacyServerSideFixedClipping,
-)
-_COMPARES = (
-    "compares the updates of clients with each other, and would see a single one here, their noised mean: clipping bounds what "
-    "one user can do"
-)
-_TREES = "collects the trees that nodes grow, which have no sum that could be clipped and noised"
-_REFUSED: dict[type[Strategy], str] = {
-    flower.Bulyan: _COMPARES,
-    flower.FedMedian: _COMPARES,
-    flower.FedTrimmedAvg: _COMPARES,
-    flower.Krum: _COMPARES,
-    flower.MultiKrum: _COMPARES,
-    flower.FedXgbBagging: _TREES,
-    flower.FedXgbCyclic: _TREES,
-    flower.QFedAvg: "weights clients by their losses, which do not leave the nodes",
-}
-"""Why Flower's strategies that are no mean of updates cannot work on one noised mean a round."""
+_MEANS = {"Strategy", "FedAvg", "FedAvgM", "FedOpt", "FedAdam", "FedYogi", "FedAdagrad", "FedProx"}
+"""Flower's strategies that make the next model of a mean of updates, and what they inherit from. The others compare updates, grow
+trees, read what does not leave the nodes, or add noise by themselves."""
 
 
 def check_inner(inner: object, *, has_hook: bool = False) -> Strategy:
@@ -69,16 +49,13 @@ def check_inner(inner: object, *, has_hook: bool = False) -> Strategy:
     if not isinstance(inner, Strategy):
         raise TypeError(f"inner must be a Flower strategy, for example FedAvg(min_train_nodes=60); got {_shown(inner)}")
     name = type(inner).__name__
-    if hasattr(inner, "plan") and hasattr(inner, "inner"):
-        raise ValueError(f"{name} adds its noise by itself; it is not put into another one")
-    if isinstance(inner, _DIFFERENTIALLY_PRIVATE):
-        raise ValueError(  # noqa: TRY004
-            f"{name} clips and adds noise by itself; give CorrelatedNoise the strategy inside of it, "
-            f"{type(inner.strategy).__name__}"
+    flowers = {kind.__name__ for kind in type(inner).__mro__ if kind.__module__.startswith("flwr.")}
+    if flowers - _MEANS or hasattr(inner, "plan"):
+        raise ValueError(
+            f"{name} needs more than it sees here, which is one update a round, the noised mean, or it adds noise by itself: "
+            "give CorrelatedNoise the strategy inside of it, if it has one, or FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad "
+            "or FedProx. Clipping bounds what one user can do"
         )
-    for kind, why in _REFUSED.items():
-        if isinstance(inner, kind):
-            raise ValueError(f"{name} {why}; use FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad or FedProx")  # noqa: TRY004
     if type(inner).start is not Strategy.start and not has_hook:
         raise ValueError(
             f"{name}.start is its own, and would not be called: CorrelatedNoise.start runs the rounds, and keeps the record. "
@@ -116,39 +93,6 @@ def own_aggregation(inner: Strategy) -> str | None:
         if "aggregate_train" in vars(kind) and not kind.__module__.startswith("fedcgd_flower."):
             return None if kind.__module__.startswith("flwr.") else kind.__name__
     return None
-
-
-def planned_cohort(inner: Strategy, expected_users: int | None) -> tuple[int, str]:
-    """(users of a round, where that number comes from), by what the inner strategy says; ValueError if it does not say.
-
-    `min_train_nodes`, where that was set and `fraction_train` was not, whoever is expected. Else, if the number of users is
-    given, as in Flower max(⌊fraction_train · users⌋, min_train_nodes).
-    """
-    least = getattr(inner, "min_train_nodes", None)
-    fraction = getattr(inner, "fraction_train", None)
-    if least is not None and fraction is not None:
-        if fraction == 1.0 and least > FLOWERS_DEFAULT:
-            return least, f"min_train_nodes = {least}"
-        if expected_users is not None:
-            size = max(int(fraction * expected_users), least)
-            return (
-                size,
-                f"max(⌊fraction_train · expected_users⌋, min_train_nodes) = max(⌊{fraction:g} · {expected_users}⌋, {least})",
-            )
-        if fraction == 1.0:
-            raise ValueError(
-                f"how many users a round? min_train_nodes = {least} of {type(inner).__name__} may be Flower's default, and not "
-                "meant: give cohort_size, or expected_users"
-            )
-    raise ValueError(
-        f"how many users a round? {type(inner).__name__} (fraction_train = {fraction}, min_train_nodes = {least}) does not say "
-        "it without the number of users: give cohort_size=, or expected_users=, or only min_train_nodes= to the inner strategy, "
-        "without fraction_train"
-    )
-
-
-FLOWERS_DEFAULT = 2
-"""Of min_train_nodes and min_available_nodes: a strategy that has it may not have been told a number."""
 
 
 @contextmanager
@@ -249,10 +193,6 @@ class InnerRequest:
     config: ConfigRecord
     record_keys: tuple[str, str]
     """The names of the model and the configuration."""
-    records: Mapping[str, ConfigRecord | MetricRecord]
-    """Further records, by name."""
-    message_type: str
-    """"train", or "train.…" for an app with functions of other names."""
 
 
 class _PlanningGrid(Grid):
@@ -286,8 +226,7 @@ def inner_request(inner: Strategy, server_round: int, arrays: ArrayRecord, confi
         config: the configuration of the training. What `inner` changes in it stays changed.
 
     Raises:
-        ValueError: if `inner` asks nobody, tells nodes different things, or sends what is neither the model nor a record of
-            numbers and texts.
+        ValueError: if `inner` asks nobody, tells nodes different things, or sends more than the model and one configuration.
     """
     name = type(inner).__name__
     wanted = max(1, getattr(inner, "min_available_nodes", 1), getattr(inner, "min_train_nodes", 1))
@@ -300,33 +239,27 @@ def inner_request(inner: Strategy, server_round: int, arrays: ArrayRecord, confi
             "message"
         )
     content, message_type = messages[0].content, messages[0].metadata.message_type
-    if any(other.content != content or other.metadata.message_type != message_type for other in messages[1:]):
+    if any(other.content != content for other in messages[1:]):
         raise ValueError(
             f"{name} tells one node something else than another: who is asked is drawn by the plan, by user and not by node, and "
             "every user of a round is told the same"
         )
-    if message_type.partition(".")[0] != MessageType.TRAIN:
-        raise ValueError(f"{name} sends {message_type!r} messages to train with; they must be 'train' or 'train.NAME'")
+    if message_type != MessageType.TRAIN:
+        raise ValueError(f"{name} sends {message_type!r} messages to train with; they must be 'train'")
     if len(content.array_records) != 1 or arrays not in content.array_records.values():
         raise ValueError(
             f"{name} sends the arrays {list(content.array_records)}, and must send the model that it was given and no others: "
             "users train from what was released, and only the model's clipped update comes back, so that methods with state on "
-            "clients (SCAFFOLD's control variates) cannot work. Numbers and texts for the nodes may go into a ConfigRecord"
+            "clients (SCAFFOLD's control variates) cannot work. Numbers and texts for the nodes may go into the configuration"
         )
-    [arrays_key] = content.array_records
-    others = {key: record for key, record in content.items() if key != arrays_key}
-    config_key = record_keys_of(inner)[1]
-    configs = [key for key, record in others.items() if isinstance(record, ConfigRecord)]
-    if config_key not in configs and len(configs) == 1:
-        config_key = configs[0]
-    sent = others.pop(config_key, None)
-    records = {key: record for key, record in others.items() if isinstance(record, ConfigRecord | MetricRecord)}
-    return InnerRequest(
-        config=sent if isinstance(sent, ConfigRecord) else ConfigRecord(),
-        record_keys=(arrays_key, config_key),
-        records=records,
-        message_type=message_type,
-    )
+    configs = content.config_records
+    if len(configs) > 1 or content.metric_records:
+        raise ValueError(
+            f"{name} sends the records {[*configs, *content.metric_records]} next to the model, and users get one configuration: "
+            "put what they need into it"
+        )
+    config_key, sent = next(iter(configs.items()), (record_keys_of(inner)[1], ConfigRecord()))
+    return InnerRequest(config=sent, record_keys=(next(iter(content.array_records)), config_key))
 
 
 # What an inner strategy carries from round to round: saved with each release, put back on resume.

@@ -27,7 +27,6 @@ def view(array: Array) -> NDArray[Any]:
 
 Flat = NDArray[np.float32]
 
-_PREFIX = 64  # numbers that are compared first: two arrays hardly ever begin alike
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -130,34 +129,6 @@ def flat_arrays(arrays: Mapping[str, Array], layout: Layout) -> list[Flat]:
         with np.errstate(over="ignore"):  # beyond float32 is ∞, and such an update is dropped
             found.append(value.ravel().astype(np.float32, copy=False))
     return found
-
-
-def tied_arrays(trained: Sequence[Flat], sent: Flat, layout: Layout) -> tuple[str, str] | None:
-    """Names of two trained arrays that are one tensor of the app's model; None if there are none.
-
-    Args:
-        trained: the model after local training, one vector an array of `layout`.
-        sent: the model before, shape (layout.size,).
-        layout: what is trained.
-
-    Two such arrays are equal after the training, and at least one of them was changed by it. Equal ones that are all one number
-    (a norm's weights under weight decay) are no evidence, and copies with which layers begin differ once they were trained.
-    """
-    alike: dict[tuple[int, ...], list[tuple[str, Flat, Flat]]] = {}
-    start = 0
-    for name, shape, value in zip(layout.names, layout.shapes, trained, strict=True):
-        stop = start + len(value)
-        for other, theirs, before in alike.setdefault(shape, []):
-            if (
-                np.array_equal(value[:_PREFIX], theirs[:_PREFIX])
-                and np.array_equal(value, theirs)
-                and (value != value[:1]).any()
-                and not (np.array_equal(value, sent[start:stop]) and np.array_equal(theirs, before))
-            ):
-                return other, name
-        alike[shape].append((name, value, sent[start:stop]))
-        start = stop
-    return None
 
 
 def unflatten(flat: Flat, layout: Layout, *, passthrough: bool = True) -> ArrayRecord:

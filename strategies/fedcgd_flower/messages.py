@@ -1,24 +1,27 @@
 """What travels between server and nodes: one flat array each way, and what was asked.
 
 A request carries the flat model, the inner strategy's configuration, and which of the node's users shall take part. A reply
-carries the sum of those users' clipped updates; what the server takes of it is in `replies`.
+carries the sum of those users' clipped updates, and the server takes it only within the norm that they can have together.
 """
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from numpy.typing import NDArray
 
+from fedcgd.native.vector_kernels import CHUNK, LANES, aligned, kernels, sum_of_lanes
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.user_ids import user_ids
+from fedcgd_flower.clipping import Clipping, Steps
 from fedcgd_flower.flower_private import log_error, log_failure
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray, view
-from fedcgd_flower.problems import LOCAL_FAILURE
-from fedcgd_flower.update import Clipping, Steps
+from fedcgd_flower.problems import LOCAL_FAILURE, RejectionReason, rejection_reason
 
 if TYPE_CHECKING:
     from fedcgd.keepers import Keepers
@@ -28,7 +31,6 @@ UPDATE = "update"
 FLAT = "flat"
 CARRIED = "carried"
 CONFIG = "config"
-_FURTHER = "inner."  # before the names of an inner strategy's own records
 RECORD_KEYS = "arrays", "config"
 """Under which Flower's strategies send the model and the configuration, unless they are told other names."""
 TASK = "fedcgd"
@@ -86,14 +88,12 @@ def train_message(
     model: Flat | Mapping[str, ArrayRecord],
     config: ConfigRecord,
     task: TrainTask,
-    message_type: str = MessageType.TRAIN,
-    further: Mapping[str, ConfigRecord | MetricRecord] | None = None,
     terms: Mapping[str, ConfigRecord] | None = None,
+    message_type: str = MessageType.TRAIN,
 ) -> Message:
     """The request for the task's node; `model` is flat, or what `model_records` made of it for all nodes.
 
-    `further` are records that the inner strategy sends beside the model and the configuration, and `terms` those of who makes
-    the noise.
+    `terms` are records of who makes the noise.
     """
     records = model_records(model, task.layout) if isinstance(model, np.ndarray) else model
     passthrough = task.layout.passthrough
@@ -115,18 +115,8 @@ def train_message(
     )
     if task.record_keys != RECORD_KEYS:
         description["keys"] = list(task.record_keys)
-    beside = {f"{_FURTHER}{name}": record for name, record in (further or {}).items()}
-    content = RecordDict({**records, CONFIG: config, TASK: description, **beside, **(terms or {})})
+    content = RecordDict({**records, CONFIG: config, TASK: description, **(terms or {})})
     return Message(content, dst_node_id=task.node, message_type=message_type)
-
-
-def further_records(message: Message) -> dict[str, ConfigRecord | MetricRecord]:
-    """What the inner strategy sent beside the model and the configuration, by its own names."""
-    return {
-        name.removeprefix(_FURTHER): record
-        for name, record in message.content.items()
-        if name.startswith(_FURTHER) and isinstance(record, ConfigRecord | MetricRecord)
-    }
 
 
 def _read_passthrough(content: RecordDict) -> tuple[PassthroughArray, ...]:
@@ -204,6 +194,87 @@ def modulo(checksum: int) -> int:
     return (checksum + 2**63) % 2**64 - 2**63
 
 
+# What the server takes of replies: whatever does not look exactly like what was asked for is dropped, with a cause.
+
+
+def read_flat(
+    reply: Message | None, task: TrainTask, fields: AbstractSet[str], dtype: type[np.integer[Any]]
+) -> tuple[ConfigRecord, NDArray[Any]] | RejectionReason:
+    """(What a node says, the one array of shape (task.size,) that it sends), of the right form and not checked further.
+
+    Args:
+        reply: what came; None if nothing did.
+        task: what was asked.
+        fields: what a node may say.
+        dtype: of the array.
+    """
+    if reply is None:
+        return "no answer"
+    if reply.has_error():
+        return rejection_reason(reply.error)
+    content = reply.content
+    description, arrays = content.get(TASK), content.get(UPDATE)
+    if not isinstance(description, ConfigRecord):
+        return "without fedcgd's mod"
+    if not isinstance(arrays, ArrayRecord) or len(content.array_records) > 1 or set(arrays) != {FLAT}:
+        return "wrong arrays"
+    if set(content) != {TASK, UPDATE} or not set(description) <= fields:
+        return "altered reply"  # nobody asked for more, and nobody reads it
+    if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
+        return "wrong round"
+    try:
+        value: Any = view(arrays[FLAT])
+    except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
+        return "wrong arrays"
+    if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != (task.size,):
+        return "wrong type"
+    return description, value
+
+
+def sum_of_replies(
+    replies: Iterable[tuple[Message | None, TrainTask]], size: int
+) -> tuple[Integers, list[int | RejectionReason]]:
+    """(Σ updates in steps, shape (size,); how many users are in each reply, or why it was dropped).
+
+    Guarantee: whatever a reply holds, this returns, and adds at most norm (users asked) · task.clipping.norm for it.
+    Replies are added as they come. A reply is read once: its norm and checksum are found while it is added, and one that turns
+    out to be wrong is subtracted again, which for integers is exact.
+    """
+    total: Integers = np.zeros(size, np.int64)
+    results: list[int | RejectionReason] = []
+    for reply, task in replies:
+        read = read_flat(reply, task, REPLY_FIELDS, task.dtype)
+        if isinstance(read, str):
+            results.append(read)
+            continue
+        description, steps = read[0], aligned(read[1])
+        answered, users, clipping = description.get("answered"), len(task.users), task.clipping
+        if not isinstance(answered, int) or not 0 <= answered <= users:
+            results.append("more users than asked")
+            continue
+        added, squares = _add(steps, total, task.layout.size)
+        if description.get(CHECKSUM) != modulo(added):
+            total -= steps
+            results.append("altered reply")
+            continue
+        if not clipping.is_short(squares, steps[task.layout.size :], users):
+            total -= steps
+            total += clipping.bounded(steps, task.layout.size, users)
+        results.append(answered)
+    return total, results
+
+
+def _add(steps: Steps, total: Integers, parameters: int) -> tuple[int, float]:
+    """Add to `total`; (the sum of the entries, the squared norm of the first `parameters`: what is counted is no part of it)."""
+    form, lanes, added, squares = kernels(), np.empty(LANES), 0, 0.0
+    for start in range(0, parameters, CHUNK):
+        part = slice(start, min(start + CHUNK, parameters))
+        added += form.add(steps[part], total[part], lanes)
+        squares += sum_of_lanes(lanes)
+    total[parameters:] += steps[parameters:]
+    return added + int(steps[parameters:].sum(dtype=np.int64)), squares
+
+
 _NAMES, _BOUNDS = "metrics", "bounds"
 
 
@@ -229,14 +300,14 @@ def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: Lattic
 
 
 def evaluate_message(
-    model: Flat,
+    model: Flat | Mapping[str, ArrayRecord],
     config: ConfigRecord,
     task: TrainTask,
     bounds: Mapping[str, float],
     terms: Mapping[str, ConfigRecord] | None = None,
 ) -> Message:
     """The request for the task's node: the model, and the metrics that are wanted, of the task's users."""
-    message = train_message(model, config, task, MessageType.EVALUATE, terms=terms)
+    message = train_message(model, config, task, terms, MessageType.EVALUATE)
     message.content.config_records[TASK].update({_NAMES: list(bounds), _BOUNDS: [float(b) for b in bounds.values()]})
     return message
 
@@ -269,7 +340,7 @@ def has_keepers(message: Message) -> bool:
 
 
 def question_of(message: Message) -> str | None:
-    """What a keeper is asked: "who", "check" or "open"; None if the message is no question to a keeper."""
+    """What a keeper is asked: "/who", "/check" or "/open"; None if the message is no question to a keeper."""
     asked = message.content.config_records[KEEPERS].get("question") if has_keepers(message) else None
     return asked if isinstance(asked, str) else None
 
@@ -288,14 +359,11 @@ def check_masked(message: Message, keepers: "Keepers | None") -> None:
 
     A node that was given keepers sends nothing that the server alone could read, whatever it is asked.
     """
-    if keepers is None and has_keepers(message):
+    if (keepers is not None) != has_keepers(message):
+        given, asked = ("none", "masks for them") if keepers is None else ("keepers", "what it could read alone")
         raise ValueError(
-            "this run has keepers, and this node was given none: host_users(…, keepers=Keepers.from_file(…)), or "
-            "ClippedUpdateMod(keepers=…)"
-        )
-    if keepers is not None and not has_keepers(message):
-        raise ValueError(
-            "this node was given keepers, and the server asks for what it could read alone: CorrelatedNoise(…, keepers=…)"
+            f"this node was given {given}, and the server asks for {asked}: give keepers= both to CorrelatedNoise and to "
+            "host_users or ClippedUpdateMod, or to neither"
         )
 
 

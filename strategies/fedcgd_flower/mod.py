@@ -8,8 +8,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fedcgd_flower import messages, problems
+from fedcgd_flower.clipping import Steps, clipped_update
 from fedcgd_flower.flower_private import is_client_fn, is_privacy_mod, log_warning, mods_after
-from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
+from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, unflatten
 from fedcgd_flower.messages import (
     NoUpdateError,
     TrainTask,
@@ -22,7 +23,6 @@ from fedcgd_flower.messages import (
     sum_reply,
 )
 from fedcgd_flower.problems import PROBLEMS, Problem
-from fedcgd_flower.update import Steps, clipped_update
 from fedcgd_flower.users import configured_user, is_users_query, problem_reply, users_reply
 
 if TYPE_CHECKING:
@@ -121,9 +121,6 @@ def _clipped(reply: Message, model: Flat, task: TrainTask) -> Steps:
     except ValueError as error:
         words = f"the train function did not reply the model that it was sent: {error}"
         raise NoUpdateError(problems.ANOTHER_MODEL, words) from None
-    if tied := tied_arrays(trained, model, task.layout):
-        words = f"the arrays {list(tied)} are one tensor of the model; {problems.TIED_WORDS}"
-        raise NoUpdateError(problems.TIED, words)
     steps = clipped_update(np.concatenate(trained), cast_as_trained(model, trained, task.layout), task.clipping)
     if steps is None:
         raise NoUpdateError(problems.NOT_FINITE, problems.NOT_FINITE_WORDS)
@@ -156,8 +153,7 @@ def _app_reply(
 ) -> Message:
     """The reply of the app's own function. Raises RuntimeError if that is an error."""
     arrays_key, config_key = task.record_keys
-    further = messages.further_records(message)
-    message.content = RecordDict({arrays_key: unflatten(model, task.layout), config_key: config, **further})
+    message.content = RecordDict({arrays_key: unflatten(model, task.layout), config_key: config})
     reply = call_next(message, context)
     if reply.has_error():
         raise RuntimeError(problems.LOCAL_FAILURE)

@@ -13,9 +13,8 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol, lattice_of
-from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.messages import TrainTask, sum_of_replies
 from fedcgd_flower.problems import RejectionReason
-from fedcgd_flower.replies import sum_of_replies
 
 if TYPE_CHECKING:
     from fedcgd.keepers import Keepers

@@ -19,27 +19,27 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import Integers
 from fedcgd.participation.user_ids import NoUserIdsError, check_not_one_text
 from fedcgd.support.numbers import plural
 from fedcgd_flower import messages
+from fedcgd_flower.clipping import Clipping, Steps, clipped_update
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
-from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
+from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, unflatten
 from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of, check_masked, keeper_reply, sum_reply
-from fedcgd_flower.problems import NOT_FINITE_WORDS, TIED_WORDS
-from fedcgd_flower.update import Clipping, Steps, clipped_update
+from fedcgd_flower.problems import NOT_FINITE_WORDS
 from fedcgd_flower.users import is_users_query, users_reply
 
 T = TypeVar("T")
@@ -233,7 +233,6 @@ class LocalTask:
         clipping: ζ of this round, the lattice that clipped updates are rounded to and, with adaptive clipping, what an update is
             divided by before it is clipped, and what a user adds to the last coordinate or takes away.
         config: what is sent to all nodes in this round.
-        records: what the server's inner strategy sends beside the model and the configuration, by its names.
     """
 
     model: Flat
@@ -241,7 +240,6 @@ class LocalTask:
     users: tuple[str, ...]
     clipping: Clipping
     config: ConfigRecord
-    records: Mapping[str, ConfigRecord | MetricRecord] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -336,7 +334,6 @@ def host_users(
             users=asked_of(task, context),
             clipping=task.clipping,
             config=config,
-            records=messages.further_records(message),
         )
         return sum_reply(message, context, task, keepers, work.users, lambda: clipped_sum(work, context))
 
@@ -354,12 +351,8 @@ def host_users(
             return answer(measured, bounds, task.clipping.grid)
 
         def measured_sum() -> tuple[Integers, int]:
-            total, answered = np.zeros(len(bounds), np.int64), 0
-            for part in run_isolated(asked, model, config, context, measure, time_limit=TIME_LIMIT):
-                if part is not None:
-                    total += part
-                    answered += 1
-            return total, answered
+            measured = run_isolated(asked, model, config, context, measure, time_limit=TIME_LIMIT)
+            return _sum_of(measured, len(bounds))
 
         return sum_reply(message, context, answers_task(task, len(bounds)), keepers, asked, measured_sum)
 
@@ -379,37 +372,28 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
-        check_no_records(work)
-
         def train(user: str, config: ConfigRecord, context: Context) -> Flat:
             model = unflatten(work.model, work.layout)
-            trained = flat_arrays(local_training(model, user, config, context), work.layout)
-            if tied := tied_arrays(trained, work.model, work.layout):
-                log_error(f"no update is sent: the arrays {list(tied)} are one tensor of the model; {TIED_WORDS}")
-                raise ValueError(TIED_WORDS)
-            return np.concatenate(trained)
+            return np.concatenate(flat_arrays(local_training(model, user, config, context), work.layout))
 
-        total, answered = np.zeros(work.size, np.int64), 0
-        for trained in run_isolated(work.users, work.model, work.config, context, train, time_limit=time_limit):
-            if trained is None:
-                continue
-            update = work.clipped(trained)
-            if update is None:
-                log_warning(f"of a user no update is sent: {NOT_FINITE_WORDS}")
-                continue
-            total += update
-            answered += 1
-        return total, answered
+        trained = run_isolated(work.users, work.model, work.config, context, train, time_limit=time_limit)
+        return _sum_of((None if model is None else _update_of(model, work) for model in trained), work.size)
 
     return clipped_sum
 
 
-def check_no_records(work: LocalTask) -> None:
-    """Raise ValueError for records that the inner strategy sends and that nobody here would read."""
-    if work.records:
-        words = (
-            f"the server's strategy sends the records {list(work.records)} beside the model, and only the configuration reaches "
-            "this training: put what it needs there, or write a ClippedSum of your own, which finds them in work.records"
-        )
-        log_error(words)
-        raise ValueError(words)
+def _update_of(trained: Flat, work: LocalTask) -> Steps | None:
+    update = work.clipped(trained)
+    if update is None:
+        log_warning(f"of a user no update is sent: {NOT_FINITE_WORDS}")
+    return update
+
+
+def _sum_of(parts: Iterable[Steps | None], size: int) -> tuple[Integers, int]:
+    """(Σ parts, shape (size,); how many there are)."""
+    total, answered = np.zeros(size, np.int64), 0
+    for part in parts:
+        if part is not None:
+            total += part
+            answered += 1
+    return total, answered

@@ -20,22 +20,19 @@ RejectionReason = Literal[
     "wrong arrays",
     "wrong type",
     "not finite",
-    "tied weights",
     "altered reply",
     "left out",
 ]
 """Why a reply is not in the sum."""
 
 # All that a node says whose training failed.
-LOCAL_FAILURE, NOT_FINITE, ANOTHER_MODEL, TIED = (
+LOCAL_FAILURE, NOT_FINITE, ANOTHER_MODEL = (
     "local training failed",
     "the update is not finite",
     "the reply is another model",
-    "two arrays of the model are one",
 )
 _BY_TEXT: dict[str, RejectionReason] = {
     NOT_FINITE: "not finite",
-    TIED: "tied weights",
     ANOTHER_MODEL: "wrong arrays",
     LOCAL_FAILURE: "training failed",
 }
@@ -57,16 +54,10 @@ NOT_FINITE_WORDS = (
     "the trained model has numbers that are NaN, infinite or beyond what float32 holds (3.4·10³⁸): lower the local learning "
     "rate, or look for a loss that divides by zero or takes its logarithm, or for half precision that overflows"
 )
-TIED_WORDS = (
-    "as two arrays they would be clipped and noised twice. Begin with initial_arrays=arrays_of(model), which has it once, and "
-    "read the model with load_arrays(model, arrays) on server and nodes"
-)
 """For the log of the node and for that of the server."""
 
 HINTS: dict[RejectionReason, str] = {
     "not finite": NOT_FINITE_WORDS,
-    "tied weights": "two names of state_dict() are one tensor of the model, as the embedding and the head of a language model "
-    f"often are; {TIED_WORDS}; a node's own log names them",
     "left out": "a user's training raised, took too long, or ended with numbers that are not finite, or the node's "
     "users(context) did not name it any more; a node's own log says which of these",
     "no answer": "the node was too slow (raise timeout=), or is gone",
@@ -104,8 +95,8 @@ PROBLEMS: dict[Problem, str] = {
 }
 
 
-def silent_problem(reason: RejectionReason | None, message_type: str) -> str:
-    """Why a node cannot take part that was asked for its users by messages of this type, and answered none of `PROBLEMS`."""
+def silent_problem(reason: RejectionReason | None) -> str:
+    """Why a node cannot take part that was asked for its users, and answered none of `PROBLEMS`."""
     if reason == "node lost":
         return ""  # it will be missing from the list of nodes soon
     if reason == "app crashed":
@@ -116,8 +107,8 @@ def silent_problem(reason: RejectionReason | None, message_type: str) -> str:
     return (
         "it was asked which users it hosts, and answered without fedcgd's code. Its ClientApp needs clipped_update_mod as the "
         "first of its mods: from fedcgd_flower import clipped_update_mod; app = ClientApp(mods=[clipped_update_mod]). For many "
-        f"users on a node: host_users(app, …). It also needs a function for {message_type!r} messages. If it has all that, its "
-        "own log says what failed"
+        "users on a node: host_users(app, …). It also needs a function under @app.train(). If it has all that, its own log says "
+        "what failed"
     )
 
 

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
@@ -18,11 +18,9 @@ from flwr.serverapp import Grid
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.ledger import Admission, Ledger, Run
 from fedcgd.native.vector_kernels import aligned, kernels
-from fedcgd.noise.quantisation import Integers
-from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol
 from fedcgd.support.numbers import plural
-from fedcgd_flower.adaptive_clipping import adaptive_round, next_norm, share_within
+from fedcgd_flower.clipping import Clipping, adaptive_round, next_norm, share_within
 from fedcgd_flower.cohort import CohortSelector
 from fedcgd_flower.flower_private import log_warning
 from fedcgd_flower.inner import EditedConfig, InnerRequest, inner_request, inner_step, restore_state, saved_state
@@ -31,9 +29,10 @@ from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import TrainTask, model_records, train_message
 from fedcgd_flower.noise_provider import NoiseUnavailableError, Results
 from fedcgd_flower.problems import HINTS, RejectionReason
-from fedcgd_flower.settings import RunSettings
-from fedcgd_flower.update import Clipping
 from fedcgd_flower.users import UserDirectory
+
+if TYPE_CHECKING:
+    from fedcgd_flower.strategy import RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +51,6 @@ class PendingRound:
     """Where its nodes are."""
     terms: Any
     """Of who makes the noise (`NoiseProvider.terms`)."""
-
-
-def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
-    """The metrics of a release: ε of the whole plan, and of the rounds `released` until then."""
-    epsilon, planned = plan.quick_guarantee(released=released).epsilon, plan.guarantee().epsilon
-    return MetricRecord({"epsilon": epsilon, "epsilon-planned": planned, "delta": plan.delta, "releases": released})
 
 
 @dataclass
@@ -107,7 +100,7 @@ class TrainingRounds:
         admission: who may take part by the joint budget.
     """
 
-    def __init__(self, settings: RunSettings, ledger: Ledger, admission: Admission | None) -> None:
+    def __init__(self, settings: "RunSettings", ledger: Ledger, admission: Admission | None) -> None:
         plan = settings.plan
         self.settings, self.ledger = settings, ledger
         self.directory = UserDirectory(settings.identity, ledger.bind_users, settings.hosts, settings.registered_only)
@@ -122,6 +115,7 @@ class TrainingRounds:
         self.inner_settings = inner_settings(settings.inner)
         """Those of the inner strategy, as they were when the ledger was opened."""
         self._plan, self._cohort_size = plan, settings.cohort.size
+        self._epsilon_planned = plan.guarantee().epsilon
         self._state = b""  # of the inner strategy at the last release, and what it has made of the configuration
         self._config: EditedConfig | None = None
         self._checked = False
@@ -183,10 +177,9 @@ class TrainingRounds:
                 "that it began with; with another one it is another run"
             )
         try:
-            request, _ = self._inner_request(arrays, self.layout(arrays), config)
+            self._inner_request(arrays, self.layout(arrays), config)
         finally:
             self._put_back()
-        self.directory.message_type = request.message_type
         self._checked = True
 
     def _inner_request(
@@ -238,9 +231,7 @@ class TrainingRounds:
         )
         messages, requests = [], []
         for asked in task.by_node(chosen):
-            message = train_message(
-                records, request.config, asked, request.message_type, request.records, terms.records
-            )
+            message = train_message(records, request.config, asked, terms.records)
             messages.append(message)
             requests.append((message.metadata, asked))
         self._pending = PendingRound(
@@ -265,38 +256,47 @@ class TrainingRounds:
         pending = self._pending
         if pending is None:
             return None, None
-        total, results = self._sum_of(replies, pending)
-        self._record_answers(pending, results)
-        if self.report.answered < self.settings.cohort.min_answers:
-            self.abort_round(f"at least {plural(self.settings.cohort.min_answers, 'user', 'users')} must answer")
-            return None, None
+        round = pending.task.round + 1
+        epsilon = self._plan.quick_guarantee(released=round).epsilon
+        metrics = MetricRecord(
+            {"epsilon": epsilon, "epsilon-planned": self._epsilon_planned, "delta": self._plan.delta, "releases": round}
+        )
         try:
-            # From the moment in which other parties are asked for their noise the round is released or consumed.
-            noised_sum = self.noise.add_noise(total, self.record, pending.task.attempt, pending.terms, pending.grid)
-            metrics = guarantee_metrics(self._plan, released=pending.task.round + 1)
-            next_clip_norm = self._next_clip_norm(pending, noised_sum, metrics)
-            noised = self._noised_model(pending, noised_sum)
-            stepped = inner_step(self.settings.inner, pending.task.round + 1, noised)
-            released = self._release(pending, stepped, metrics, next_clip_norm)
+            stepped = inner_step(self.settings.inner, round, self._noised_model(replies, pending, metrics))
+            released = self._release(pending, stepped, metrics)
         except NoiseUnavailableError as error:
-            self.abort_round(f"{'the round is consumed' if self.record.is_consumed else 'not opened'}: {error}")
+            self.abort_round(f"the round is consumed: {error}" if self.record.is_consumed else str(error))
             return None, None
         except BaseException:
             self.abort_round("it could not be released")
             raise
         self._begun, self._pending = False, None
-        self.report.add_epsilon(cast(float, metrics["epsilon"]), self._plan.delta)
+        self.report.add_epsilon(epsilon, self._plan.delta)
         return released, metrics
 
-    def _sum_of(self, replies: Iterable[Message], pending: PendingRound) -> tuple[Any, Results]:
-        """The sum of the updates, and of each request how many users are in it, or why none is."""
+    def _noised_model(self, replies: Iterable[Message], pending: PendingRound, metrics: MetricRecord) -> ArrayRecord:
+        """The model plus the noised mean of the replies; where the clip norm adapts, `metrics` says how.
+
+        Raises NoiseUnavailableError if too few users answered, or the sum has no noise. It alone holds the sum.
+        """
         answered: list[int] = []
         matched = _matched(replies, pending.requests, answered)
         total, found = self.noise.sum_of(matched, pending.terms, pending.task.size)
         results: Results = ["no answer"] * len(pending.requests)
         for position, result in zip(answered, found, strict=True):
             results[position] = result
-        return total, results
+        self._record_answers(pending, results)
+        if self.report.answered < (least := self.settings.cohort.min_answers):
+            raise NoiseUnavailableError(f"at least {plural(least, 'user', 'users')} must answer")
+        # From the moment in which other parties are asked for their noise the round is released or consumed.
+        total = self.noise.add_noise(total, self.record, pending.task.attempt, pending.terms, pending.grid)
+        layout, clipping, model = pending.task.layout, pending.task.clipping, aligned(pending.model)
+        self._adapt(int(total[-1]), clipping, metrics)
+        noised = total.view(np.float32)[: layout.size]  # in the memory of the sum
+        kernels().mean(
+            model, total[: layout.size], clipping.grid.step, clipping.update_scale, self._cohort_size, noised
+        )
+        return unflatten(noised, layout, passthrough=False)
 
     def _record_answers(self, pending: PendingRound, results: Results) -> None:
         """Record who answered and why others are lost, and tell the operator what to do about it, once."""
@@ -309,43 +309,30 @@ class TrainingRounds:
             report.answered += answered
             if missing:
                 report.lost[cause] += missing
-                # Which of its users are missing, a node does not say.
-                node_id = None if answered else task.node
-                self.selector.record_dropouts(pending.task.round, task.users, node_id)
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)
             log_warning(f"{lost}: {HINTS[lost]}")
 
-    def _next_clip_norm(self, pending: PendingRound, total: Integers, metrics: MetricRecord) -> float:
-        """The clip norm of the next round; where it adapts, `metrics` and the operator are told how, and of what share."""
+    def _adapt(self, counted: int, clipping: Clipping, metrics: MetricRecord) -> None:
+        """Where the clip norm adapts, tell `metrics` and the operator of what share of users, and what it is next."""
         adaptive = self.settings.adaptive_clipping
         if adaptive is None:
-            return self.clip_norm
-        share = share_within(int(total[-1]), pending.task.clipping, self._cohort_size)
+            return
+        share = share_within(counted, clipping, self._cohort_size)
         following = next_norm(self.clip_norm, share, adaptive)
         self.report.notes.append(f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})")
         metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
-        return following
 
-    def _noised_model(self, pending: PendingRound, total: Integers) -> ArrayRecord:
-        """The model plus the noised mean of the updates whose noised sum is `total`."""
-        layout, clipping, model = pending.task.layout, pending.task.clipping, aligned(pending.model)
-        noised = np.empty_like(model)
-        mean = kernels().mean
-        mean(model, total[: layout.size], clipping.grid.step, clipping.update_scale, self._cohort_size, noised)
-        return unflatten(noised, layout, passthrough=False)
-
-    def _release(
-        self, pending: PendingRound, stepped: ArrayRecord, metrics: MetricRecord, next_clip_norm: float
-    ) -> ArrayRecord:
+    def _release(self, pending: PendingRound, stepped: ArrayRecord, metrics: MetricRecord) -> ArrayRecord:
         """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
         layout = pending.task.layout
         released = flatten(stepped, layout)
         state = saved_state(self.settings.inner, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self.record.record(pending.task.attempt, released.data, state, layout.to_json(), metrics)
-        self._state, self._config, self.clip_norm = state, pending.config, next_clip_norm
+        self._state, self._config = state, pending.config
+        self.clip_norm = cast(float, metrics.get("next-clip-norm", self.clip_norm))
         return unflatten(released, layout)
 
     def _put_back(self) -> None:

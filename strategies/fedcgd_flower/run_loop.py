@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -17,17 +17,52 @@ from fedcgd.ledger import Ledger
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.plan import Plan
 from fedcgd.support.numbers import plural
-from fedcgd_flower.evaluator import Evaluator
+from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.grid import receive
-from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation, unsaved
+from fedcgd_flower.inner import own_aggregation, unsaved
 from fedcgd_flower.inner import settings as inner_settings
-from fedcgd_flower.layout import Layout, flatten, unflatten
-from fedcgd_flower.problems import HINTS, RejectionReason
+from fedcgd_flower.layout import Layout, unflatten
+from fedcgd_flower.problems import HINTS
 from fedcgd_flower.round import RoundReport, TrainingRounds
-from fedcgd_flower.settings import OnRelease, ReleaseEvent, RunSettings
+
+if TYPE_CHECKING:
+    from fedcgd_flower.strategy import RunSettings
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseEvent:
+    """What `on_release` is given after a release: nothing that is not released.
+
+    Metrics have the names that Flower's `Result` has.
+
+    Attributes:
+        release: its number, from 1.
+        planned: the rounds of the plan.
+        arrays: the whole model, as in the result.
+        train_metrics: the ε spent, as `train_metrics_clientapp` of the result has it.
+        evaluate_metrics_serverapp: what `evaluate_fn` measured; None if there is none, or it returned None.
+        evaluate_metrics_clientapp: what users measured, with the noise of the `PrivateEvaluation`; None if this release was not
+            evaluated.
+    """
+
+    release: int
+    planned: int
+    arrays: ArrayRecord
+    train_metrics: MetricRecord
+    evaluate_metrics_serverapp: MetricRecord | None
+    evaluate_metrics_clientapp: MetricRecord | None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All numbers of the three records, for `fedcgd.release.to_wandb` and the like."""
+        records = (self.train_metrics, self.evaluate_metrics_serverapp, self.evaluate_metrics_clientapp)
+        return {n: v for record in records for n, v in (record or {}).items() if isinstance(v, int | float)}
+
+
+OnRelease = Callable[[ReleaseEvent], object]
 
 
 @dataclass(repr=False)
@@ -89,7 +124,7 @@ class IncompleteRunError(RuntimeError):
         self.result = result
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunLoop:
     """The loop over `rounds`, by way of the methods of `strategy`, as Flower's own loop calls them."""
 
@@ -109,8 +144,8 @@ class RunLoop:
         run = self.rounds.resume()
         result = RunResult(initial_arrays, planned=plan.participation.rounds)
         self._count(result)
-        for kind, metrics in _kinds(result).items():
-            metrics |= {release: MetricRecord(kept) for release, kept in self.rounds.ledger.metrics(kind).items()}
+        result.train_metrics_clientapp |= self._recorded("train")
+        result.evaluate_metrics_serverapp |= self._recorded("evaluate")
         if self.evaluator is not None:
             result.evaluate_metrics_clientapp |= self.evaluator.released()
         # Before the first release too: what it refuses is refused before any work.
@@ -125,7 +160,7 @@ class RunLoop:
         if recorded != layout:
             raise ValueError(
                 f"the ledger's model trains {recorded.size} parameters in {recorded}, and initial_arrays {layout.size} in "
-                f"{layout}; give the same model, trainable and batch_norm"
+                f"{layout}; give the same model and trainable"
             )
         model = np.frombuffer(run.model, np.float32)
         if result.complete:
@@ -145,8 +180,6 @@ class RunLoop:
         """
         started = time.monotonic()
         log(INFO, f"\t├── Rounds: {result.done}")
-        log(INFO, f"\t├── ConfigRecord (train): {config_text(self.train_config)}")
-        log(INFO, f"\t├── ConfigRecord (evaluate): {config_text(self.evaluate_config)}")
         self.strategy.summary()
         rounds = self.rounds
         rounds.report = RoundReport(rounds.releases - 1, result.planned)
@@ -155,8 +188,6 @@ class RunLoop:
             log(INFO, f"Release {rounds.releases}: {rounds.report.notes[0]}")
         self._evaluate_privately(result)  # if the server died before it could
         asked_for_less = num_rounds is not None and num_rounds < result.planned - rounds.releases
-        if num_rounds is not None and num_rounds > result.planned:
-            log_warning(f"num_rounds is {num_rounds}, and the plan ends after {result.planned}")
         tries = failures = 0
         failure = ""
         most_tries = num_rounds if asked_for_less else None
@@ -177,16 +208,13 @@ class RunLoop:
             failures, failure = (0, failure) if released else (failures + 1, rounds.report.failure)
             log(INFO if released and not rounds.report.noise_alone else WARNING, str(rounds.report))
         if not result.complete:
-            lost = rounds.report.lost if failures else Counter[RejectionReason]()
-            reasons = [reason for reason, _ in lost.most_common()]
+            reasons = [reason for reason, _ in rounds.report.lost.most_common()] if failures else []
             why = f"; not released: {failure}" if failure else ", as asked for"
-            why = f"; {rounds.noise.gives_up}; the last one: {failure}" if rounds.noise.gives_up else why
-            result.stopped = f"after {plural(tries, 'try', 'tries')}{why}" + (
-                f" ({', '.join(reasons)})" if reasons else ""
-            )
             result.advice = "; ".join(HINTS[reason] for reason in reasons if reason in HINTS)
             if rounds.noise.gives_up:
-                result.advice = rounds.noise.advice
+                why, result.advice = f"; {rounds.noise.gives_up}; the last one: {failure}", rounds.noise.advice
+            causes = f" ({', '.join(reasons)})" if reasons else ""
+            result.stopped = f"after {plural(tries, 'try', 'tries')}{why}{causes}"
         log(INFO, f"Finished in {time.monotonic() - started:.1f} s with {result.done}")
         log(INFO, f"\t└── {epsilon_text(self.rounds.settings.plan, rounds.releases, result.spent)}")
         if self.evaluator is not None:
@@ -212,27 +240,29 @@ class RunLoop:
         result.train_metrics_clientapp[rounds.releases] = metrics
         return True
 
+    def _recorded(self, kind: str) -> dict[int, MetricRecord]:
+        """The metrics of this kind that the ledger has kept, by release."""
+        return {release: MetricRecord(kept) for release, kept in self.rounds.ledger.metrics(kind).items()}
+
     def _count(self, result: RunResult) -> None:
         result.spent = self.rounds.spent
         result.released = self.rounds.releases - result.spent
 
     def _evaluate(self, result: RunResult) -> None:
-        """Have `evaluate_fn` look at the last released model."""
-        if self.evaluate_fn is not None:
-            self._keep("evaluate", result, self.evaluate_fn(self.rounds.releases, result.arrays))
+        """Have `evaluate_fn` look at the last released model; the ledger keeps what it says, for a run that goes on."""
+        release = self.rounds.releases
+        metrics = None if self.evaluate_fn is None else self.evaluate_fn(release, result.arrays)
+        if metrics is not None:
+            result.evaluate_metrics_serverapp[release] = metrics
+            self.rounds.ledger.record_metrics("evaluate", release, metrics)
+            self.rounds.report.notes.append(metrics_text("evaluate", metrics))
 
     def _evaluate_privately(self, result: RunResult) -> None:
         """Have users evaluate the last released model, if that is due and not done."""
-        evaluator, release = self.evaluator, self.rounds.releases
-        if evaluator is None or release in evaluator.released():
+        if self.evaluator is None:
             return
-        if not evaluator.evaluation.is_due(release, result.planned):
-            return
-        layout = self.rounds.layout(result.arrays)
-        config = ConfigRecord(dict(self.evaluate_config))
-        config["server-round"] = release
-        model = flatten(result.arrays, layout)
-        measured = evaluator.evaluate(release, model, layout, config, self.grid, self.rounds.directory, self.timeout)
+        release = self.rounds.releases
+        measured = self.evaluator.evaluate(release, result.arrays, self.evaluate_config, self.grid, self.timeout)
         if measured is not None:
             result.evaluate_metrics_clientapp[release] = measured
             self.rounds.report.notes.append(metrics_text("evaluate on users, private", measured))
@@ -254,27 +284,11 @@ class RunLoop:
         )
         on_release(event)
 
-    def _keep(self, kind: str, result: RunResult, metrics: MetricRecord | None) -> None:
-        """Put what was measured after the last release in the result and in the ledger, for the result of a run that goes on."""
-        if metrics is not None:
-            release = self.rounds.releases
-            _kinds(result)[kind][release] = metrics
-            self.rounds.ledger.record_metrics(kind, release, metrics)
-            self.rounds.report.notes.append(metrics_text(kind, metrics))
-
-
-def _kinds(result: RunResult) -> dict[str, dict[int, MetricRecord]]:
-    """Where the metrics that the ledger keeps by kind are in the result."""
-    return {
-        "train": result.train_metrics_clientapp,
-        "evaluate": result.evaluate_metrics_serverapp,
-    }
-
 
 # What a run promises, in words for the operator: ε, of what, and under which assumptions.
 
 
-def log_guarantee(settings: RunSettings, released: int) -> None:
+def log_guarantee(settings: "RunSettings", released: int) -> None:
     """Log what is promised of a run of which so many rounds are released, and under which assumptions."""
     plan, cohort, adaptive = settings.plan, settings.cohort, settings.adaptive_clipping
     if plan.noiseless:
@@ -296,7 +310,7 @@ def log_guarantee(settings: RunSettings, released: int) -> None:
     log(INFO, "\t│\t└── ε so far, below, holds if nobody looks at a released model to decide when the run ends")
 
 
-def drowned(settings: RunSettings, size: int) -> str:
+def drowned(settings: "RunSettings", size: int) -> str:
     """That the noise exceeds what users can add to a model of so many parameters by far, and what helps; "" if it does not.
 
     The noise in the last model is compared with all rounds' updates together, as if every user pulled in the same direction.
@@ -319,9 +333,9 @@ def drowned(settings: RunSettings, size: int) -> str:
     )
 
 
-def log_inner(settings: RunSettings) -> None:
+def log_inner(settings: "RunSettings") -> None:
     """Log the inner strategy with what of it changes training, and what of it does not apply here."""
-    inner, expected_users = settings.inner, settings.cohort.expected_users
+    inner = settings.inner
     rates = ", ".join(f"{name} = {value}" for name, value in inner_settings(inner)["training"].items())
     log(INFO, f"\t├──> Inner strategy: {type(inner).__name__}({rates})")
     if held := unsaved(inner):
@@ -331,18 +345,11 @@ def log_inner(settings: RunSettings) -> None:
         )
     if not _is_flowers(getattr(inner, "train_metrics_aggr_fn", None)):
         log_warning("train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
-    if type(inner).start is not Strategy.start:
-        log_warning(f"{type(inner).__name__}.start is not called; on_release is, after each release")
     if (kind := own_aggregation(inner)) is not None:
         log_warning(
             f"{kind}.aggregate_train is its own, and sees a round's noised sum before the round is on record. If the server "
             "stops there, the round is repeated under other noise: what aggregate_train keeps of it (a model that it saves, "
             "sends or logs) is not covered by ε. Keep models in on_release, which is called with releases only"
-        )
-    available = getattr(inner, "min_available_nodes", 0)
-    if available > max(expected_users, FLOWERS_DEFAULT):
-        log_warning(
-            f"min_available_nodes = {available} is not waited for, because expected_users = {expected_users} was given"
         )
     fraction = getattr(inner, "fraction_evaluate", 1.0)
     if fraction and settings.evaluation is None:
@@ -396,9 +403,3 @@ def metrics_text(where: str, metrics: MetricRecord) -> str:
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
     )
     return f"{where}: {', '.join(numbers)}"
-
-
-def config_text(config: ConfigRecord) -> str:
-    """A configuration as Flower logs it, without bytes."""
-    shown = (f"{name}: {'<bytes>' if isinstance(value, bytes) else value}" for name, value in config.items())
-    return ", ".join(shown) or "(empty)"

@@ -1,24 +1,168 @@
 """The Flower server strategy: user updates are clipped and summed, correlated noise is added, the inner strategy steps."""
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.ledger import Ledger
+from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.run import discard_unused
+from fedcgd.ledger.run_composition import EVALUATION
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.plan import Plan
 from fedcgd.support.records import MEMORY
-from fedcgd_flower.evaluator import Evaluator
+from fedcgd_flower.clipping import AdaptiveClipping
+from fedcgd_flower.cohort import CohortSettings, cohort_settings
+from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation
 from fedcgd_flower.flower_private import log_info, log_warning
-from fedcgd_flower.inner import settings
+from fedcgd_flower.inner import check_inner, check_scheduled_rounds, settings
+from fedcgd_flower.noise_provider import NoiseParties, Sums, noise_parties
 from fedcgd_flower.problems import RejectionReason
 from fedcgd_flower.round import TrainingRounds
-from fedcgd_flower.run_loop import EvaluateFn, RunLoop, RunResult, log_guarantee, log_inner, log_other_runs
-from fedcgd_flower.settings import RunSettings
+from fedcgd_flower.run_loop import (
+    EvaluateFn,
+    OnRelease,
+    RunLoop,
+    RunResult,
+    log_guarantee,
+    log_inner,
+    log_other_runs,
+)
+from fedcgd_flower.users import Identity
+
+if TYPE_CHECKING:
+    from fedcgd.keepers import Keepers
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunSettings:
+    """What `CorrelatedNoise` was given, by its names there, checked and with its defaults filled in. None of it can change."""
+
+    inner: Strategy
+    plan: Plan
+    _: KW_ONLY
+    key: NoiseKey
+    ledger: Path | str | None = None
+    cohort_size: int | None = None
+    budget: JointBudget | None = None
+    identity: Identity = "declared"
+    hosts: Mapping[str, str] | None = None
+    trusted_nodes: bool = False
+    expected_users: int | None = None
+    min_answers: int | None = None
+    patience: float = 600.0
+    trainable: Collection[str] | None = None
+    adaptive_clipping: AdaptiveClipping | None = None
+    evaluation: PrivateEvaluation | None = None
+    on_release: OnRelease | None = None
+    keepers: "Keepers | None" = None
+    cohort: CohortSettings = field(init=False)
+    noise: NoiseParties = field(init=False)
+    """Who makes the noise."""
+
+    def __post_init__(self) -> None:
+        check_inner(self.inner, has_hook=self.on_release is not None)
+        plan, key, hosts, trainable = self.plan, self.key, self.hosts, self.trainable
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
+        check_scheduled_rounds(self.inner, plan.participation.rounds)
+        if not isinstance(key, NoiseKey):  # not shown: it may be a key
+            raise TypeError(f"key must be a NoiseKey, for example NoiseKey.from_file(path); got {type(key).__name__}")
+        if hosts is not None and not isinstance(hosts, Mapping):
+            raise TypeError(f"hosts must say the node of each user, {{user: name}}; got {type(hosts).__name__}")
+        if isinstance(trainable, str):
+            raise TypeError(f"trainable must be the names of arrays, for example [{trainable!r}]; got one text")
+        if not isinstance(self.patience, int | float) or not self.patience >= 0:
+            raise ValueError(f"patience must be a number of seconds, at least 0, got {self.patience!r}")
+        if self.identity not in ("declared", "authenticated"):
+            raise ValueError(f"identity must be 'declared' or 'authenticated', got {self.identity!r}")
+        adaptive, evaluation, hook = self.adaptive_clipping, self.evaluation, self.on_release
+        if adaptive is not None and not isinstance(adaptive, AdaptiveClipping):
+            raise TypeError(f"adaptive_clipping must be an AdaptiveClipping(…) or None, got {adaptive!r}")
+        if hook is not None and not callable(hook):
+            raise TypeError(f"on_release must be a function of one ReleaseEvent, got {hook!r}")
+        cohort = cohort_settings(
+            plan.participation,
+            self.inner,
+            cohort_size=self.cohort_size,
+            expected_users=self.expected_users,
+            min_answers=self.min_answers,
+        )
+        derived = {
+            "ledger": None if self.ledger is None else Path(self.ledger),
+            "cohort": cohort,
+            "cohort_size": cohort.size,
+            "expected_users": cohort.expected_users,
+            "min_answers": cohort.min_answers,
+            "noise": noise_parties(self.keepers),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        _ = self.indicator_norm  # refuses a cohort that is too small for the noise
+        if evaluation is not None:
+            if not isinstance(evaluation, PrivateEvaluation):
+                raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
+            evaluation.check(plan, self.budget)
+            users = evaluation.cohort_size or cohort.size
+            object.__setattr__(self, "evaluation", replace(evaluation, cohort_size=users))
+        self.noise.check(self.training_sums, self.evaluation_sums, key)
+        settings(self.inner)  # refuses what cannot be compared
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the ledger; None if the record is in memory."""
+        return None if self.ledger is None else Path(self.ledger)
+
+    @property
+    def evaluation_plan(self) -> Plan | None:
+        """That of the private evaluations, if there are any."""
+        return None if self.evaluation is None else self.evaluation.plan
+
+    @property
+    def indicator_norm(self) -> float:
+        """With adaptive clipping, what a user's norm has for the share within the norm; else 0. Raises ValueError as it says."""
+        adaptive = self.adaptive_clipping
+        return 0.0 if adaptive is None else adaptive.indicator_norm(self.plan.noise_multiplier, self.cohort.size)
+
+    @property
+    def wire_plan(self) -> Plan:
+        """Of what is summed and noised: with adaptive clipping, of vectors of norm at most 1."""
+        return self.plan if self.adaptive_clipping is None else replace(self.plan, clip_norm=1.0)
+
+    @property
+    def training_sums(self) -> Sums:
+        """What is summed in the rounds."""
+        further = self.adaptive_clipping is not None
+        return Sums(plan=self.wire_plan, size=lambda parameters: parameters + further, cohort_size=self.cohort.size)
+
+    @property
+    def evaluation_sums(self) -> Sums | None:
+        """What is summed in the private evaluations, if there are any."""
+        return None if self.evaluation is None else self.evaluation.sums()
+
+    @property
+    def registered_only(self) -> bool:
+        """Whether nodes must be registered by name: where rounds are secret, and nodes are not all the operator's own."""
+        plans = [self.plan, self.evaluation_plan or self.plan]
+        secret = any(plan.participation.is_secret for plan in plans)
+        return secret and not self.trusted_nodes and not self.key.simulated
+
+    def configuration(self) -> dict[str, Any]:
+        """What the ledger compares when the run goes on, beside the plan."""
+        # With another identity, people would get other ids, and turns beyond their k.
+        described: dict[str, Any] = {"cohort_size": self.cohort.size, "identity": self.identity}
+        described["inner"] = settings(self.inner)
+        if self.adaptive_clipping is not None:
+            described["adaptive_clipping"] = self.adaptive_clipping.to_description()
+        if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
+            described[EVALUATION] = self.evaluation.to_description()
+        return described | self.noise.to_description()
 
 
 class CorrelatedNoise(RunSettings, Strategy):
@@ -272,16 +416,8 @@ class CorrelatedNoise(RunSettings, Strategy):
                 f"{self._rounds.inner_settings}: change them before"
             )
         try:
-            loop = RunLoop(
-                strategy=self,
-                rounds=self._rounds,
-                evaluator=self._evaluator,
-                grid=grid,
-                timeout=timeout,
-                train_config=ConfigRecord() if train_config is None else train_config,
-                evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
-                evaluate_fn=evaluate_fn,
-            )
+            configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+            loop = RunLoop(self, self._rounds, self._evaluator, grid, timeout, *configs, evaluate_fn)
             result = loop.begin(initial_arrays)
             del initial_arrays  # from the first release on nobody here needs it
             return loop.run(result, num_rounds, self.on_release)

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedcgd.clipping.per_sample_gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Integers
-from fedcgd_flower.pool import TIME_LIMIT, ClippedSum, LocalTask, check_no_records, run_isolated
+from fedcgd_flower.pool import TIME_LIMIT, ClippedSum, LocalTask, run_isolated
 
 
 def arrays_of(model: nn.Module) -> ArrayRecord:
@@ -81,8 +81,6 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
-        check_no_records(work)
-
         def example(user: str, _: ConfigRecord, context: Context) -> Example:
             return _one_row(data((user,), context))
 

@@ -7,9 +7,9 @@ so does that node's key. Only a *registered name* (`flwr supernode register KEY 
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from typing import Literal, cast
 
@@ -24,7 +24,7 @@ from fedcgd_flower.messages import TASK
 from fedcgd_flower.problems import PROBLEMS, SECOND_USER, Problem, RejectionReason, rejection_reason, silent_problem
 
 NodeIds = tuple[int, ...]
-"""Ids of nodes, in ascending order; one object for all users who are at the same nodes."""
+"""Ids of nodes, in ascending order."""
 
 Identity = Literal["declared", "authenticated"]
 
@@ -59,14 +59,14 @@ def configured_user(context: Context) -> str | None:
 # What server and node say about it.
 
 
-def users_query(node_id: int, message_type: str = MessageType.TRAIN) -> Message:
+def users_query(node_id: int) -> Message:
     """The question which users a node hosts.
 
-    It is a train message, of the type that the rounds' messages have, because a mod sees only messages for which the ClientApp
-    has a function, and that train function is what every node has.
+    It is a train message, because a mod sees only messages for which the ClientApp has a function, and every node has a train
+    function.
     """
     content = RecordDict({TASK: ConfigRecord({"question": "users"})})
-    return Message(content, dst_node_id=node_id, message_type=message_type)
+    return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
 
 
 def is_users_query(message: Message) -> bool:
@@ -139,11 +139,12 @@ def read_users_reply(reply: Message | None) -> HostedUsers | Problem | None:
 
 @dataclass
 class _UsersQuery:
-    """What a node was asked, perhaps several times: an answer to any of them is welcome, however late."""
+    """What a node was asked, and is asked again after a rest that grows until its answer comes in time."""
 
     asked: float
     rest: float
-    message_ids: list[str] = field(default_factory=list)
+    message_id: str | None = None
+    """Of the question that it has not answered yet."""
     logged: bool = False
     trouble: str = ""
     """Why the node cannot take part, if it has answered and named nobody."""
@@ -176,7 +177,6 @@ class UserDirectory:
         timeout: seconds.
 
     Attributes:
-        message_type: of the questions: that of the rounds' messages.
         refused: how many users of other nodes a node has claimed.
         connected: how many nodes were there at the last look, of those that may speak for users.
         names: the nodes that were there at the last look, and the name of each that is registered.
@@ -194,14 +194,14 @@ class UserDirectory:
     ) -> None:
         self.identity, self.bind_users, self.hosts = identity, bind_users, hosts
         self.registered_only, self.timeout = registered_only, timeout
-        self.message_type = MessageType.TRAIN
         self.refused: dict[int, int] = {}
         self.connected = self.claimed_twice = 0
         self.names: Mapping[int, str] = {}
         self.claimants = ""
         self._declared: dict[int, HostedUsers] = {}
-        # Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same.
+        # Lists of nodes that are not registered, as sent → what they may speak for, but for what registered ones have taken.
         self._granted: dict[HostedUsers, HostedUsers] = {}
+        self._taken: set[str] = set()
         self._questions: dict[int, _UsersQuery] = {}
         self._waited = False
         self._logged: set[str] = set()
@@ -219,7 +219,7 @@ class UserDirectory:
     @property
     def has_heard_all(self) -> bool:
         """Whether every node that is there has answered whatever it was asked, also when it was asked again."""
-        return not any(asked.message_ids or not asked.trouble for asked in self._questions.values())
+        return not any(asked.message_id or not asked.trouble for asked in self._questions.values())
 
     @property
     def is_hopeless(self) -> bool:
@@ -236,7 +236,11 @@ class UserDirectory:
             hosted = {node_id: HostedUsers((name,)) for node_id, name in names.items()}
         else:
             self._ask(grid, names)
-            hosted = {node_id: self._declared[node_id] for node_id in names if node_id in self._declared}
+            hosted = {
+                node_id: theirs if names[node_id] else self._left(theirs)
+                for node_id, theirs in self._declared.items()
+                if node_id in names
+            }
         nodes, claimed_twice = nodes_of_users(hosted)
         self.claimed_twice = len(claimed_twice)
         self.claimants = _claimants(hosted, claimed_twice, names) if claimed_twice else ""
@@ -271,21 +275,22 @@ class UserDirectory:
         """Ask the connected nodes that have not said yet which users they host, and take down what has been answered."""
         now = time.monotonic()
         self._questions = {node_id: asked for node_id, asked in self._questions.items() if node_id in names}
+        self._read_answers(grid, names)  # before anybody is asked again
         silent = sorted(names.keys() - self._declared.keys())
         due = [node_id for node_id in silent if node_id not in self._questions or now >= self._questions[node_id].again]
-        queries = [users_query(node_id, self.message_type) for node_id in due]
+        queries = [users_query(node_id) for node_id in due]
         if queries:
             push(grid, queries)
         for node_id, query in zip(due, queries, strict=True):
             question = self._questions.setdefault(node_id, _UsersQuery(now, self.timeout / 2))
             question.asked, question.rest = now, min(2 * question.rest, _WAITS.longest_rest)
-            question.message_ids.append(query.metadata.message_id)
+            question.message_id = query.metadata.message_id
         wait = 0.02
         while self._read_answers(grid, names) and not self._waited and time.monotonic() < now + self.timeout:
             time.sleep(wait)
             wait = min(1.5 * wait, 1.0)
         self._waited = self._waited or bool(names)
-        waiting = [node_id for node_id, asked in self._questions.items() if asked.message_ids and not asked.logged]
+        waiting = [node_id for node_id, asked in self._questions.items() if asked.message_id and not asked.logged]
         late = [node_id for node_id in waiting if time.monotonic() >= self._questions[node_id].asked + self.timeout]
         for node_id in late:
             self._questions[node_id].logged = True
@@ -299,37 +304,30 @@ class UserDirectory:
     def _read_answers(self, grid: Grid, names: Mapping[int, str]) -> bool:
         """Take down what has been answered; whether a question is still open."""
         for node_id, question in list(self._questions.items()):
-            for message_id in list(question.message_ids):
-                reply = answer = None
-                try:
-                    reply = pull(grid, message_id)
-                    answer = read_users_reply(reply)
-                except UnreadableReplyError:
-                    pass
-                else:
-                    if reply is None:
-                        continue
-                if isinstance(answer, HostedUsers):
-                    del self._questions[node_id]
-                    self._record_hosted_users(node_id, names, answer)
-                    break
-                question.message_ids.remove(message_id)
-                if kind_of(
-                    grid
-                ).is_simulation:  # the machine that lacks something has it no sooner for being asked again
-                    question.rest = _WAITS.longest_rest
-                elif not question.trouble:
-                    question.rest = min(question.rest, _WAITS.again)
-                question.trouble = PROBLEMS[answer] if answer else silent_problem(_rejected(reply), self.message_type)
-                if question.trouble and not question.logged:
-                    question.logged = True
-                    log_warning(f"node {node_id} cannot take part: {question.trouble}")
-        return any(question.message_ids for question in self._questions.values())
+            reply = None
+            try:
+                if question.message_id is None or (reply := pull(grid, question.message_id)) is None:
+                    continue
+            except UnreadableReplyError:
+                pass
+            question.message_id, answer = None, read_users_reply(reply)
+            if isinstance(answer, HostedUsers):
+                del self._questions[node_id]
+                self._record_hosted_users(node_id, names[node_id], answer)
+                continue
+            if kind_of(grid).is_simulation:  # the machine that lacks something has it no sooner for being asked again
+                question.rest = _WAITS.longest_rest
+            elif not question.trouble:
+                question.rest = min(question.rest, _WAITS.again)
+            question.trouble = PROBLEMS[answer] if answer else silent_problem(_rejected(reply))
+            if question.trouble and not question.logged:
+                question.logged = True
+                log_warning(f"node {node_id} cannot take part: {question.trouble}")
+        return any(question.message_id for question in self._questions.values())
 
-    def _record_hosted_users(self, node_id: int, names: Mapping[int, str], claimed: HostedUsers) -> None:
-        name = names[node_id]
-        granted = self._granted.get(claimed) if not name else None
-        if granted is None:
+    def _record_hosted_users(self, node_id: int, name: str, claimed: HostedUsers) -> None:
+        granted = self._granted.get(claimed)
+        if name or granted is None:
             granted = self._grant(claimed, name)
         self._declared[node_id] = granted
         if len(granted.users) < len(claimed.users):
@@ -345,17 +343,16 @@ class UserDirectory:
             allowed = self.bind_users(claimed.users, name, single=claimed.single and bool(name))
         else:
             allowed = {user for user in claimed.users if name and self.hosts.get(user) == name}
-        others = set(claimed.users) - allowed
-        granted = HostedUsers(_without(claimed.users, others), claimed.shared and not name)
-        if not name:
+        granted = HostedUsers(_without(claimed.users, set(claimed.users) - allowed), claimed.shared and not name)
+        if name:
+            self._taken |= allowed
+        else:
             self._granted[claimed] = granted
-        else:  # nodes that are not registered claimed them first, and cannot keep them
-            before, self._granted = self._granted, {}
-            kept = {}
-            for sent, theirs in before.items():
-                kept[id(theirs)] = self._granted[sent] = replace(theirs, users=_without(theirs.users, allowed))
-            self._declared = {other: kept.get(id(theirs), theirs) for other, theirs in self._declared.items()}
         return granted
+
+    def _left(self, granted: HostedUsers) -> HostedUsers:
+        """What of it registered nodes have not taken since: nodes that are not registered keep nobody."""
+        return replace(granted, users=_without(granted.users, self._taken)) if self._taken else granted
 
     def _warn_once(self, words: str) -> None:
         if words not in self._logged:
@@ -385,41 +382,29 @@ def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...
 def nodes_of_users(hosted: Mapping[int, HostedUsers]) -> tuple[dict[str, NodeIds], set[str]]:
     """(user → the nodes at which it can be asked; the users that two nodes claim and do not both share), from node → its list.
 
-    NodeIds whose list is the same object cost one list's time together.
+    Nodes with equal lists cost one list's time together.
     """
-    nodes: dict[str, NodeIds] = {}
-    claimed_twice: set[str] = set()
-    sharing: dict[int, list[int]] = {}
+    alike: dict[HostedUsers, list[int]] = {}
     for node_id, theirs in sorted(hosted.items()):
-        if theirs.shared:
-            sharing.setdefault(id(theirs), []).append(node_id)
-            continue
-        here = (node_id,)
+        alike.setdefault(theirs, []).append(node_id)
+    nodes: dict[str, NodeIds] = {}
+    alone: set[str] = set()
+    claimed_twice: set[str] = set()
+    for theirs, node_ids in sorted(alike.items(), key=lambda lists: lists[0].shared):  # what is not shared comes first
+        here = tuple(node_ids)
         for user in theirs.users:
-            if nodes.setdefault(user, here) is not here:
+            nodes[user] = tuple(sorted({*nodes[user], *here})) if user in nodes else here
+            if len(nodes[user]) > 1 and (not theirs.shared or user in alone):
                 claimed_twice.add(user)
-    alone = set(nodes) if sharing else set()
-    both: dict[tuple[NodeIds, NodeIds], NodeIds] = {}
-    for node_ids in sharing.values():
-        where = tuple(node_ids)
-        for user in hosted[where[0]].users:
-            before = nodes.setdefault(user, where)
-            if user in alone:
-                claimed_twice.add(user)
-            elif before is not where:  # in two lists that differ
-                nodes[user] = both.setdefault((before, where), tuple(sorted({*before, *where})))
+        if not theirs.shared:
+            alone.update(theirs.users)
     for user in claimed_twice:
         del nodes[user]
     return nodes, claimed_twice
 
 
-def nodes_of_all(nodes: Mapping[str, NodeIds]) -> set[int]:
-    """The nodes at which any user can be asked."""
-    return {node_id for where in set(nodes.values()) for node_id in where}
-
-
-def balance_users(users: Iterable[str], nodes: Mapping[str, NodeIds], *, avoid: Collection[int] = ()) -> dict[str, int]:
-    """The node at which each of `users` is asked, one of `nodes[user]`; none of `avoid` where it has another.
+def balance_users(users: Iterable[str], nodes: Mapping[str, NodeIds]) -> dict[str, int]:
+    """The node at which each of `users` is asked, one of `nodes[user]`.
 
     Users with fewest nodes come first, those with one before all, and each goes where fewest are yet, to the node with the
     lowest id among equals. So nodes that share all users have as many of them as each other, or one more.
@@ -431,8 +416,7 @@ def balance_users(users: Iterable[str], nodes: Mapping[str, NodeIds], *, avoid: 
         alike.setdefault(nodes[user], []).append(user)
     load: Counter[int] = Counter()
     for where, some in sorted(alike.items(), key=lambda item: len(item[0])):
-        heap = [(load[node_id], node_id) for node_id in where if node_id not in avoid]
-        heap = heap or [(load[node_id], node_id) for node_id in where]
+        heap = [(load[node_id], node_id) for node_id in where]
         heapify(heap)
         for user in some:
             count, chosen[user] = heap[0]

@@ -1,17 +1,16 @@
-"""Key, ledger and register are copied in part: what would release rounds twice stops, and who goes on says so on record."""
+"""Key, ledger and register are copied in part: what would release rounds twice stops."""
 
 import shutil
 import stat
 from pathlib import Path
 
 import pytest
-from command_line import figures, run
-from ledgers import reasons, refused, release
+from command_line import run
+from ledgers import refused, release
 from plans import make_plan
 
 from fedcgd import DPSGD, NoiseKey, Participation
-from fedcgd.ledger import Ledger, adopt, joint, seal, verify
-from fedcgd.ledger.run_composition import EVALUATION_OF
+from fedcgd.ledger import Ledger, verify
 
 PLAN = make_plan(DPSGD(), Participation(rounds=6))
 
@@ -70,76 +69,7 @@ def test_the_key_alone(folder: Path) -> None:
     opened(copy).close()
 
 
-def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
-    copy = copied(folder, "noise.key", "run.db")
-    done = run("ledger", "adopt", copy / "run.db", "--key-file", copy / "noise.key")
-    assert done.exit_code == 0, done.output
-    assert "adopted after" in " ".join(done.output.split())
-    path = releases(copy, 1)
-    checked = verify(path)
-    assert checked.problems == ()
-    assert checked.released == 3
-    [said] = (note for note in checked.notes if note.reason == "adopted")
-    for command in (["verify"], ["show"]):
-        text = run("ledger", *command, path).output
-        assert "latest ledger" in " ".join(text.replace("│", " ").split())
-    values = figures("ledger", "verify", path)
-    assert said in values["notes"]
-    report = copy / "report.html"
-    assert run("report", path, "-o", report).exit_code == 0
-    assert "latest ledger" in report.read_text()
-    # The register is whole again: an older copy stops, and there is nothing more to adopt.
-    with refused("nothing-to-adopt"):
-        adopt(path, NoiseKey.from_file(copy / "noise.key"))
-    shutil.copy2(folder / "run.db", path)
-    with refused("old-copy"):
-        opened(copy)
-    assert "adopted" not in reasons(verify(folder / "run.db").notes)
-
-
-def test_both_copies_go_on_after_a_false_declaration_and_compose_finds_it(folder: Path) -> None:
-    copy = copied(folder, "noise.key", "run.db")
-    adopt(copy / "run.db", NoiseKey.from_file(copy / "noise.key"))
-    found = joint([releases(folder, 4), releases(copy, 4)])
-    assert "went-apart" in reasons(found.notes)
-
-
-def test_the_evaluations_are_adopted_too(folder: Path) -> None:
-    with opened(folder) as ledger:
-        stream = ledger.stream_id
-    releases(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
-    (folder / "noise.key.runs").unlink()
-    adopt(folder / "run.db", NoiseKey.from_file(folder / "noise.key"))
-    releases(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
-    assert "adopted" in reasons(verify(folder / "run.db.evaluation").notes)
-
-
-def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
-    path, key = folder / "run.db", NoiseKey.from_file(folder / "noise.key")
-    with refused("key-without-register"):
-        adopt(path, NoiseKey.generate())
-    other = NoiseKey.from_file(tmp_path / "other.key", create=True)
-    with refused("another-key"):
-        adopt(path, other)
-    with refused("no-ledger"):
-        adopt(tmp_path / "none.db", key)
-    # The key began the same run again, in another ledger, while this one was away.
-    path.rename(folder / "away.db")
-    (folder / "noise.key.runs").unlink()
-    (folder / "noise.key").write_text((folder / "noise.key").read_text().split()[0])  # it names no register any more
-    releases(folder, 1)
-    with refused("register-lost"):
-        adopt(folder / "away.db", key)
-    key = NoiseKey.from_file(folder / "noise.key")
-    with refused("begun-again"):
-        adopt(folder / "away.db", key)
-    assert "adopted" not in reasons(verify(folder / "away.db").notes)
-    seal(folder / "away.db", None)
-    with refused("sealed"):
-        adopt(folder / "away.db", key)
-
-
-def test_a_run_that_released_nothing_needs_no_adoption(tmp_path: Path) -> None:
+def test_a_run_that_released_nothing_needs_no_register(tmp_path: Path) -> None:
     (tmp_path / "noise.key").write_text("ab" * 32)
     (tmp_path / "noise.key").chmod(0o600)
     opened(tmp_path).close()

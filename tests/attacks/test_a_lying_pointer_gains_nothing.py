@@ -32,8 +32,8 @@ _honest = Openings._requests
 def lying_about_what_to_cancel(monkeypatch, pointer) -> None:
     """Keeper `name` is told in round t to cancel the share of `pointer(name, t)`."""
 
-    def requests(self, masking, round, attempt, summed):
-        honest = _honest(self, masking, round, attempt, summed)
+    def requests(self, masking, round, attempt, members):
+        honest = _honest(self, masking, round, attempt, members)
         return {name: replace(asked, after=pointer(name, round)) for name, asked in honest.items()}
 
     monkeypatch.setattr(Openings, "_requests", requests)
@@ -42,10 +42,10 @@ def lying_about_what_to_cancel(monkeypatch, pointer) -> None:
 def noise_seen(real: RealKeepers, monkeypatch, *, stolen: int) -> np.ndarray:
     """Each round's noise less the shares of keepers whose keys are stolen, for unit standard deviation of a planned round."""
     sums: list[np.ndarray] = []
-    opened = Openings.noised
+    opened = Openings.add_noise
 
-    def keeping(self, grid, masking, round, attempt, summed):
-        noised = opened(self, grid, masking, round, attempt, summed)
+    def keeping(self, total, releases, attempt, masking, grid):
+        noised, round = opened(self, total, releases, attempt, masking, grid), releases.count
         seen = noised.copy()
         for path in real.files[:stolen]:
             with Keeper.open(path, real.keepers) as keeper:
@@ -55,7 +55,7 @@ def noise_seen(real: RealKeepers, monkeypatch, *, stolen: int) -> np.ndarray:
         sums.append(seen * masking.agreement.step / masking.agreement.plan.stddev)
         return noised
 
-    monkeypatch.setattr(Openings, "noised", keeping)
+    monkeypatch.setattr(Openings, "add_noise", keeping)
     grid = real.grid()
     for number in (1, 2):  # users whose updates are zeros, so that sums are noise alone
         grid.nodes[number] = node(names(12)[number - 1 :: 2], real.keepers, amount=0.0)
@@ -126,7 +126,7 @@ def test_once_answered_a_keeper_cancels_nothing_else_in_that_round(tmp_path: Pat
     real = RealKeepers(tmp_path)
     grid = real.grid()
     real.make().start(grid, record(np.zeros(6)))
-    asked = [m for m in grid.sent if m.metadata.dst_node_id == 10 and question_of(m) == "open"][-1]
+    asked = [m for m in grid.sent if m.metadata.dst_node_id == 10 and question_of(m) == "/open"][-1]
     told = dict(asked.content["fedcgd-keepers"])
     line, _, nodes = told["request"].partition(b"\n")
     for after, said in (
@@ -158,22 +158,22 @@ def test_a_false_list_of_keepers_opens_nothing(told_nodes, told_keepers, reason,
     def false(self, grid, size):
         return Masking(terms(self, grid, size).agreement, told_nodes)
 
-    def requests(self, masking, round, attempt, summed):
-        some = _honest(self, masking, round, attempt, summed)["k0"]
+    def requests(self, masking, round, attempt, members):
+        some = _honest(self, masking, round, attempt, members)["k0"]
         return {
-            name: replace(some, present=told_keepers, sealed=tuple(m.sealed.get(name, b"") for m in summed.members))
+            name: replace(some, present=told_keepers, sealed=tuple(m.sealed.get(name, b"") for m, _ in members))
             for name in told_keepers
         }
 
     monkeypatch.setattr(Openings, "terms", false)
     monkeypatch.setattr(Openings, "_requests", requests)
-    monkeypatch.setattr(Openings, "checked", lambda self, grid, masking, round, attempt, summed: summed)
+    monkeypatch.setattr(Openings, "_readable", lambda self, grid, masking, round, attempt, members: members)
     answers: list[str] = []
 
     def hear(request: Message, reply: Message) -> Message:
         if reply.has_error():
             answers.append(reply.error.reason)
-        elif question_of(request) == "open":
+        elif question_of(request) == "/open":
             answers.append(refusal_in(reply))
         return reply
 

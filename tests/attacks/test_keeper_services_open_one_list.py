@@ -1,5 +1,6 @@
 """A keeper that is a service, over its socket: strangers, and questions that there are not."""
 
+import hashlib
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from keeper_services import Services, certificate
 from fedcgd.keepers import Agreement, Masked, Opening, Tls, mask
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.service import ask
-from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, proof_of, to_bytes
+from fedcgd.keepers.wire import answer_from_bytes, challenges, to_bytes
 
 
 @pytest.fixture
@@ -80,8 +81,9 @@ def test_there_are_three_questions(services: Services, question: str) -> None:
 def test_a_challenge_is_opened_and_a_seed_is_none(services: Services) -> None:
     """The proof is a hash, and seeds are sealed with other `info`: the question who a keeper is opens no seed."""
     card, tls = services.keepers.cards[0], services.tls("server")
-    sealed = card.seal(b"c" * 32, CHALLENGE)
-    assert ask(card.address, "/who", sealed, tls, most=100, timeout=30.0) == proof_of(b"c" * 32)
+    proofs, sealed = challenges(services.keepers)
+    assert proofs[ask(card.address, "/who", sealed, tls, most=100, timeout=30.0)] == card.name
+    nobodys = hashlib.sha256(b"fedcgd keeper opened\0").digest()
     [sent] = masked(agreement_of(services.keepers), 1)
     for other in (sent.sealed["k0"], b"", b"x" * 1168):
-        assert ask(card.address, "/who", other, tls, most=100, timeout=30.0) == proof_of(b"")
+        assert ask(card.address, "/who", other, tls, most=100, timeout=30.0) == nobodys

@@ -26,8 +26,8 @@ from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import example_loss
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, one_gradient_step, sequential_training
+from fedcgd_flower.clipping import Clipping
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.update import Clipping
 
 STEP = 2.0**-24
 LAYOUT = Layout(("w", "b"), ((2, 3), (2,)), ("float32", "float32"))

@@ -426,10 +426,7 @@ def forged_ledger(folder: Path, text: str) -> Path:
         connection.execute("UPDATE skips SET reason = ?, at = ?", (text, text))
         connection.execute("UPDATE attempts SET planned = ?, ended = ?", (text, text))
         connection.execute("UPDATE metrics SET kind = ?", (text,))
-        connection.execute(
-            "CREATE TABLE adoptions (at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL) STRICT"
-        )
-        connection.execute("INSERT INTO adoptions VALUES (?, 1, ?)", (text, text))
+        connection.execute("INSERT INTO places VALUES (?, 1, 1), (?, 1, 2)", (text, text))
     return path
 
 

@@ -78,50 +78,68 @@ def test_cross_terms_dropped_from_the_sensitivity_are_refuted(mechanism: Mechani
     assert not audit(released(wrong), mechanism, 8.0).passed
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_noise_replayed_for_two_sums_is_refuted(mechanism: Mechanism) -> None:
+def replayed(plan: Plan, sums: np.ndarray, repetition: int) -> np.ndarray:
     """Round 4 was released, and is released again after a crash with other answers and the same (round, attempt)."""
-    plan = planned(mechanism, 0.5)
-
-    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
-        others = sums.copy()
-        others[4] = 0.0  # this time the canary did not answer
-        first, second = (released(plan)(x, repetition) for x in (sums, others))
-        return np.concatenate([first, second[4:5]])
-
-    result = audit(release, mechanism, 0.5)
-    assert not result.passed
-    assert result.epsilon_lower > 1000
-    assert result.method.startswith("learned statistic")
+    others = sums.copy()
+    others[4] = 0.0  # this time the canary did not answer
+    first, second = (released(plan)(x, repetition) for x in (sums, others))
+    return np.concatenate([first, second[4:5]])
 
 
-@pytest.mark.parametrize("clean", [(2, 6, 10), (3,), (11,)])
-def test_rounds_without_noise_are_refuted_wherever_they_are(clean: tuple[int, ...]) -> None:
-    """None of them is in the pattern that maximises the sensitivity (0, 4, 8)."""
-    plan = planned(LambdaCGD(0.8), 2.0)
-
-    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+def without_noise(*rounds: int):
+    def release(plan: Plan, sums: np.ndarray, repetition: int) -> np.ndarray:
         out = released(plan)(sums, repetition)
-        out[list(clean)] = sums[list(clean)]
+        out[list(rounds)] = sums[list(rounds)]
         return out
 
-    result = audit(release, LambdaCGD(0.8), 2.0)
+    return release
+
+
+def the_same_noise_in_every_round(plan: Plan, sums: np.ndarray, repetition: int) -> np.ndarray:
+    """The round is left out of the noise's index: differences of releases hold no noise."""
+    return sums + released(plan)(np.zeros_like(sums), repetition)[:1]
+
+
+def cancelled_twice(plan: Plan, sums: np.ndarray, repetition: int) -> np.ndarray:
+    """C⁻¹ applied two times: noise of the right size in each round, and too little of it in their sum."""
+    noise = np.random.default_rng(repetition).normal(size=sums.shape)
+    return sums + plan.stddev * np.linalg.matrix_power(inverse_matrix(plan.mechanism, 12), 2) @ noise
+
+
+def a_round_again(plan: Plan, sums: np.ndarray, repetition: int) -> np.ndarray:
+    """A round that was released twice under two nonces is a release too many, but reveals far less."""
+    second = released(plan, nonces=[7] * 12)(sums, repetition)
+    return np.concatenate([released(plan)(sums, repetition), second[4:5]])
+
+
+HIDDEN = (
+    "learned statistic, least hidden rounds"  # none of the rounds is in the pattern of largest sensitivity (0, 4, 8)
+)
+
+
+@pytest.mark.parametrize(
+    ("planted", "mechanism", "epsilon", "above", "below", "method"),
+    [
+        *((replayed, mechanism, 0.5, 1000, np.inf, "learned statistic") for mechanism in MECHANISMS),
+        *((without_noise(*r), LambdaCGD(0.8), 2.0, 1000, np.inf, HIDDEN) for r in ((2, 6, 10), (3,), (11,))),
+        (the_same_noise_in_every_round, DPSGD(), 0.5, 1000, np.inf, ""),
+        (cancelled_twice, LambdaCGD(0.8), 2.0, 2.0, np.inf, ""),
+        (a_round_again, DPSGD(), 0.5, 0.5, 0.8, ""),
+    ],
+)
+def test_planted_bugs_are_refuted(planted, mechanism: Mechanism, epsilon: float, above, below, method: str) -> None:
+    plan = planned(mechanism, epsilon)
+    result = audit(lambda sums, repetition: planted(plan, sums, repetition), mechanism, epsilon)
+    assert above < result.epsilon_lower < below
+    assert result.method.startswith(method)
     assert not result.passed
-    assert result.epsilon_lower > 1000
-    assert result.method.startswith("learned statistic, least hidden rounds")
 
 
 def test_a_round_without_noise_is_found_in_any_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedcgd.audit.audit._LEARNED_ROWS", 5)
     plan = planned(BSR(3), 2.0)
-
-    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
-        out = released(plan)(sums, repetition)
-        out[9] = sums[9]
-        return out
-
     assert audit(released(plan), BSR(3), 2.0).passed
-    assert not audit(release, BSR(3), 2.0).passed
+    assert not audit(lambda *given: without_noise(9)(plan, *given), BSR(3), 2.0).passed
 
 
 def test_what_is_released_beyond_one_row_a_round_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,39 +152,6 @@ def test_what_is_released_beyond_one_row_a_round_is_looked_at_first(monkeypatch:
         return np.concatenate([first, first[:1] - sums[:1]])
 
     assert audit(release, DPSGD(), 0.5).epsilon_lower > 1000
-
-
-def test_a_second_release_with_fresh_noise_is_refuted_only_as_far_as_it_tells() -> None:
-    """A round that was released twice under two nonces is a release too many, but reveals far less."""
-    plan = planned(DPSGD(), 0.5)
-
-    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
-        second = released(plan, nonces=[7] * 12)(sums, repetition)
-        return np.concatenate([released(plan)(sums, repetition), second[4:5]])
-
-    assert 0.5 < audit(release, DPSGD(), 0.5).epsilon_lower < 0.8
-
-
-def test_the_same_noise_in_every_round_is_refuted() -> None:
-    """The round is left out of the noise's index: differences of releases hold no noise."""
-    plan = planned(DPSGD(), 0.5)
-
-    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
-        noise = released(plan)(np.zeros_like(sums), repetition)
-        return sums + noise[:1]
-
-    assert audit(release, DPSGD(), 0.5).epsilon_lower > 1000
-
-
-def test_noise_that_cancels_twice_is_refuted() -> None:
-    """C⁻¹ applied two times: noise of the right size in each round, and too little of it in their sum."""
-    plan = planned(LambdaCGD(0.8), 2.0)
-
-    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
-        noise = np.random.default_rng(repetition).normal(size=sums.shape)
-        return sums + plan.stddev * np.linalg.matrix_power(inverse_matrix(plan.mechanism, 12), 2) @ noise
-
-    assert not audit(release, LambdaCGD(0.8), 2.0).passed
 
 
 def test_many_rounds_are_audited_in_several_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from shared import record
 from fedcgd import DPSGD, LambdaCGD, Mechanism, NoiseKey, Normalized, Participation, Plan
 from fedcgd.audit.audit import AuditResult, audit_canaries, canary_scores
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
-from fedcgd_flower.update import clipped_update
+from fedcgd_flower.clipping import clipped_update
 
 PARTICIPATION = Participation(rounds=8, min_separation=4)
 CANARIES = 240

@@ -21,7 +21,7 @@ from sql import edit
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.ledger import Ledger, verify
-from fedcgd.ledger.statement import DEPLOYMENTS, privacy_statement, sentence, size_of
+from fedcgd.ledger.statement import DEPLOYMENTS, privacy_statement, size_of
 from fedcgd.mechanisms import LambdaCGD, matrix
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=8, min_separation=2, max_participations=3))
@@ -35,8 +35,8 @@ def path(tmp_path: Path) -> Path:
 
 def run(path: Path, *, key: NoiseKey = KEY, released: int = 5) -> None:
     """A run of three users a round, with one attempt that was given up and two rounds that were put off."""
-    with Ledger.open(path, plan=PLAN, configuration={"cohort_size": 3, "note": SCRIPT}, key=key) as ledger:
-        ledger.skip(0, f"too few users {SCRIPT}")
+    with Ledger.open(path, plan=PLAN, configuration={"cohort_size": 3}, key=key) as ledger:
+        ledger.skip(0, "too few users")
         for t in range(released):
             cohort = [f"secret-{3 * (t % 2) + i}" for i in range(3)]
             if t == 1:
@@ -106,18 +106,14 @@ def test_the_page_says_what_the_records_prove(path, tmp_path):
 def test_the_page_names_nobody_runs_nothing_and_needs_no_network(path, tmp_path):
     run(path)
     output = tmp_path / "report.html"
-    report(path, output)
+    assert SCRIPT in page_of(path, output, "--operator", SCRIPT)  # it is text, not a tag
     text = output.read_text()
     page = Page(text)
     assert "secret-" not in text
     assert "script" not in page.tags
-    assert SCRIPT in page.text  # it is text, not a tag
     assert not [value for name, value in page.attributes if name in ("src", "href") and not value.startswith("#")]
     assert "@import" not in text
     assert page.tags.count("h1") == 1
-    drawings = [value for name, value in page.attributes if name == "aria-label"]
-    assert page.tags.count("svg") == len(drawings) == 1
-    assert all(len(meaning) > 20 for meaning in drawings)
 
 
 def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
@@ -140,7 +136,7 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
     assert statement["so_far"]["condition"] in markdown
 
 
-def test_the_statement_says_how_often_the_best_guess_is_right():
+def test_the_statement_says_how_often_the_best_guess_is_right(path):
     """With ε = 8 at δ = 10⁻⁵ and a Gaussian mechanism, μ = 1.666: Φ(μ/2) = 0.7976, where ε and δ alone give 0.9997."""
     plan = Plan.calibrated(
         LambdaCGD(0.9), Participation(rounds=210, min_separation=21), clip_norm=1.0, epsilon=8, delta=1e-5
@@ -148,7 +144,8 @@ def test_the_statement_says_how_often_the_best_guess_is_right():
     attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier)
     assert attacker.gaussian_mu == pytest.approx(1.666, abs=5e-4)
     assert attacker.value == pytest.approx(norm.cdf(attacker.gaussian_mu / 2), rel=1e-9)
-    said = sentence(plan.guarantee(), attacker=attacker, simulated=False, sound=True)
+    with Ledger.open(path, plan=plan, configuration={}, key=KEY):
+        said = privacy_statement(path)["statement"]
     assert "79.76 %" in said
     assert "1.667)" in said
 
@@ -210,64 +207,22 @@ def test_mistakes_are_one_line_and_leave_no_file(path, tmp_path):
     assert path.read_bytes() == before
 
 
-def measured_run(path: Path) -> None:
-    """A run with an adaptive clip norm, a joint budget, and everything that can be measured of its releases."""
-    budget = {"epsilon": 6.0, "delta": 1e-5, "after": {"an earlier stream": PLAN.to_description()}}
-    configuration = {"cohort_size": 1, "adaptive_clipping": {"quantile": 0.5}, "budget": budget}
-    with Ledger.open(path, plan=PLAN, configuration=configuration, key=KEY) as ledger:
-        for t in range(3):
-            attempt = ledger.plan_round(t, [f"secret-{t}"])
-            nonce = KEY.nonce_of(ledger.stream_id, np.zeros(3), earlier=ledger.resume().nonces, attempt=attempt)
-            ledger.record_aggregated(t, attempt, nonce)
-            ledger.record_released(t, attempt, b"model", metrics={"epsilon": 1.0, "clip-norm": 0.5 + t})
-            ledger.record_metrics("evaluate", t + 1, {"accuracy": 0.6 + t / 10})
-    with Ledger.open(
-        path.with_name(f"{path.name}.evaluation"), plan=PLAN, configuration={}, key=KEY, purpose="evaluation"
-    ) as ledger:
-        attempt = ledger.plan_round(0, ["secret-1"])
-        nonce = KEY.nonce_of(ledger.stream_id, np.zeros(3), earlier=(), attempt=attempt)
-        ledger.record_aggregated(0, attempt, nonce)
-        found = {"release": 3, "epsilon-with-training": 7.125, "private_accuracy": 0.71}
-        ledger.record_released(0, attempt, b"", metrics=found)
-
-
-def test_the_page_has_the_clip_norm_and_the_evaluations(path, tmp_path):
-    measured_run(path)
-    output = tmp_path / "report.html"
-    assert report(path, output).exit_code == 0
-    page = Page(output.read_text())
-    assert page.open == []
-    for name, values in (
-        ("clip norm", "0.5 1.5 2.5"), ("accuracy", "0.6 0.7 0.8"), ("private_accuracy", "0.71"),
-    ):  # fmt: skip
-        table = (
-            output.read_text()
-            .partition(f">release</th><th scope='col' class=number>{name}</th>")[2]
-            .partition("</table>")[0]
-        )
-        assert re.findall(r"<td class=number>([0-9.]+)</td>", table)[1::2] == values.split()
-    own = PLAN.guarantee()
-    assert own.proof.method in page.text
-    assert "≤ 7.13" in page.text
-    assert "secret-" not in output.read_text()
-
-
 def test_page_and_statement_say_the_joint_budget(path, tmp_path):
-    measured_run(path)
-    for name in ("report.html", "statement.md", "statement.json"):
-        report(path, tmp_path / name)
-    assert "≤ 6 " in Page((tmp_path / "report.html").read_text()).text
-    assert "≤ 6 " in (tmp_path / "statement.md").read_text()
-    statement = json.loads((tmp_path / "statement.json").read_text())
-    assert statement["joint_budget"] == {"epsilon": 6.0, "delta": 1e-5, "earlier_runs": 1}
-    assert "accuracy" not in (tmp_path / "statement.md").read_text()
-
-
-def test_a_run_without_measurements_has_no_section_for_them(path, tmp_path):
-    run(path)
-    report(path, tmp_path / "report.html")
-    assert "was measured" not in (tmp_path / "report.html").read_text()
-    assert "joint budget" not in (tmp_path / "report.html").read_text()
+    budget = {"epsilon": 6.0, "delta": 1e-5, "after": {"an earlier stream": PLAN.to_description()}}
+    for configuration in ({"budget": budget}, {}):
+        with Ledger.open(path, plan=PLAN, configuration=configuration, key=KEY) as ledger:
+            release(ledger, 0, ["secret-1"])
+            ledger.record_metrics("evaluate", 1, {"accuracy": 0.6})
+        for name in ("report.html", "statement.md", "statement.json"):
+            report(path, tmp_path / name)
+        pages = Page((tmp_path / "report.html").read_text()).text, (tmp_path / "statement.md").read_text()
+        assert ["≤ 6 " in page for page in pages] == [bool(configuration)] * 2
+        statement = json.loads((tmp_path / "statement.json").read_text())
+        expected = {"epsilon": 6.0, "delta": 1e-5, "earlier_runs": 1}
+        assert statement["joint_budget"] == (expected if configuration else None)
+        assert "accuracy" not in pages[1]
+        for file in path.parent.glob("run.db*"):
+            file.unlink()
 
 
 def test_the_first_page_says_who_and_what_for_and_how_large_epsilon_is(path, tmp_path):
@@ -341,4 +296,4 @@ def test_in_central_training_a_user_is_an_example(tmp_path):
         report(path, tmp_path / name)
         text = html.unescape((tmp_path / name).read_text())
         assert "one example's" in text
-        assert not re.search(r"\busers?\b", text.partition("Settings and versions")[0].partition("Not covered by")[0])
+        assert not re.search(r"\busers?\b", text.partition("Check it yourself")[0].partition("Not covered by")[0])

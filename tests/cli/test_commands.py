@@ -23,7 +23,7 @@ from shared import record
 
 import fedcgd
 from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
-from fedcgd.cli import account, app, printing, usage, watch
+from fedcgd.cli import account, app, printing, watch
 from fedcgd.cli.commands import COMMANDS, KEEPER_COMMANDS, LEDGER_COMMANDS
 from fedcgd.cli.declare import WholeNumber
 from fedcgd.keepers import KeeperKey
@@ -39,28 +39,20 @@ RUN = ["account", "--mechanism", "dp-sgd", "--rounds", "40", *BUDGET]
 B_MIN_SEP = [*RUN, "--sampling", "b-min-sep"]
 POISSON = [*RUN, "--sampling", "poisson"]
 COMPARE = ["compare", "--rounds", "40", *BUDGET]
+PLAN = ["plan", "--users", "100", "--classes", "2", "--features", "3", *BUDGET]
 
 MISTAKES = [
-    # words that are not there, and what was meant
-    (["acount"], "there is no command acount; did you mean account?"),
-    (["xyzzy"], "there is no command xyzzy; the commands are plan, account, compare"),
+    # words that are not there, what is missing or too much
+    (["acount"], "No such command 'acount'. "),
     (["account", "--mechanism", "lamda-cgd:0.9", "--rounds", "10", *BUDGET], "did you mean lambda-cgd:0.9?"),
-    (["account", "--sigma", "3"], "there is no option --sigma; it is called --noise-multiplier here"),
-    (["account", "--lam", "0.9"], "it is called --mechanism lambda-cgd:λ here"),
-    (["--versoin"], "there is no option --versoin; did you mean --version?"),
-    (["ledger", "shw", "run.db"], "there is no command shw; did you mean show?"),
-    (["ledger", "show", "--jsn", "run.db"], "there is no option --jsn; did you mean --json?"),
-    # what is missing, or too much
-    (["account"], "missing --rounds. Example: fedcgd account --mechanism"),
-    (["compare"], "missing --epsilon, --delta, --rounds. Example: fedcgd compare"),
-    (["account", "--rounds"], "--rounds needs a value. Example: fedcgd account --mechanism"),
-    ([*SMALL, "now"], "too many words: now; it takes options only. Example: fedcgd account"),
-    (["ledger", "show", "run.db", "other.db"], "too many words: other.db; it takes PATH and options. Example:"),
-    (["ledger", "compose"], "missing PATHS.... Example: fedcgd ledger compose A.db B.db"),
-    (["ledger", "adopt"], "missing PATH, --key-file. Example: fedcgd ledger adopt run.db --key-file noise.key"),
+    (["ledger", "show", "--jsn", "run.db"], "'--json'? Example: fedcgd ledger show run.db"),
+    (["compare"], "'--epsilon'. Example: fedcgd compare"),
+    (["account", "--rounds"], "'--rounds' requires"),
+    ([*SMALL, "now"], "(now). Example: fedcgd account"),
+    (["ledger", "compose"], "'PATHS...'. Example: fedcgd ledger compose A.db B.db"),
     # numbers out of range
     ([*SMALL, "--rounds", "99999999999"], "--rounds must be at most 100,000,000, got 99,999,999,999"),
-    (["account", "--mechanism", "dp-sgd", "--rounds", "ten", *BUDGET], "--rounds: a whole number such as 1000 or 1e6, got 'ten'"),
+    (["account", "--mechanism", "dp-sgd", "--rounds", "ten", *BUDGET], "a whole number such as 1000 or 1e6, got 'ten'. Example"),
     ([*RUN, "--mechanism", "lambda-cgd:1.0"], "[0, 1)"),
     ([*RUN, "--mechanism", "bisr:41"], "has 41 bands, and a run of 40 rounds has use for 40 at most: write 40"),
     ([*RUN, "--separation", "0"], "--separation must be between 1 and rounds = 40"),
@@ -79,8 +71,6 @@ MISTAKES = [
     ([*RUN, "--curvature", "other.json"], "holds no spectrum"),
     ([*COMPARE, "--curvature", "spectrum.json", "--learning-rate", "2"], "below 2/μ = 2 for the largest"),
     ([*RUN, "--mechanism", "noise-curve:4"], "fitted to a curvature, and none is given"),
-    ([*COMPARE, "--mechanism", "dp-sgd", "--objective", "rmse"], "--objective is for λ of lambda-cgd"),
-    ([*COMPARE, "--mechanism", "bsr", "--sampling", "cyclic-poisson", "--sampling-rate", "0.1"], "give --participations"),
     (["audit", *BUDGET], "one of the two"),
     (["audit", *BUDGET, "--scores", "nofile"], "nofile: No such file or directory"),
     (["audit", *BUDGET, "--scores", "other.json"], "has no 'included': it must be a JSON file"),
@@ -105,11 +95,18 @@ MISTAKES = [
     ([*RUN, "--mechanism", "blt"], "blt needs d, the number of buffers: write blt:d"),
     ([*RUN[:1], "--rounds", "9", "--delta", "1e-5", "--noise-multiplier", "3"], "write lambda-cgd:λ"),
     ([*COMPARE, "--mechanism", "[bold]x[/foo]"], "'[bold]x[/foo]'"),
-    ([*COMPARE, "--plot", "/nope/x.png"], "there is no folder /nope for the plot x.png"),
-    ([*COMPARE, "--plot", "x.txt"], "a plot is a .png, .svg or .pdf file, got x.txt"),
     (["ledger", "show", "none.db"], "no ledger"),
     (["keeper", "verify", "court"], "each record is NAME=FILE"),
     (["report", "run.db", "-o", "report.pdf"], "must end in .html, .md, .json"),
+    # each number of a plan and of a run by the name of its option
+    ([*PLAN, "--users", "1"], "--users must be"),
+    ([*PLAN, "--max-cohort", "0"], "--max-cohort must be"),
+    ([*PLAN, "--max-rounds", "0"], "--max-rounds must be"),
+    ([*PLAN, "--buffers", "-3"], "--buffers must be"),
+    ([*PLAN, "--hidden-layers", "0"], "--hidden-layers must be"),
+    ([*PLAN, "--uncentred", "3"], "--uncentred must be"),
+    ([*SMALL, "--momentum", "2"], "--momentum must be"),
+    ([*SMALL, "--warmup", "20"], "--warmup must be"),
 ]  # fmt: skip
 
 
@@ -197,45 +194,12 @@ def every(command: click.Command = app) -> Iterator[click.Command]:
         yield from every(inner)
 
 
-def test_options_of_others_are_named_by_options_that_exist() -> None:
-    ours = {option for command in every() for parameter in command.params for option in parameter.opts}
-    for theirs, option in usage.OTHER_NAMES.items():
-        assert theirs not in ours
-        assert option.split()[0] in ours
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "value"),
-    [
-        ("plan", "--users", "1"),
-        ("plan", "--max-cohort", "0"),
-        ("plan", "--max-rounds", "0"),
-        ("plan", "--buffers", "-3"),
-        ("plan", "--hidden-layers", "0"),
-        ("plan", "--uncentred", "3"),
-        ("account", "--momentum", "2"),
-        ("account", "--warmup", "20"),
-    ],
-)
-def test_a_number_out_of_range_is_named_by_its_option(command: str, option: str, value: str) -> None:
-    needed = {"plan": ["--users", "100", "--classes", "2", "--features", "3"], "account": SMALL[1:5]}[command]
-    refused = run(command, *needed, *BUDGET, option, value)
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith(f"Error: {option} must be ")
-    assert f"got {value}" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("typed", "number"), [("1e6", 1_000_000), ("1000000", 1_000_000), ("1_000_000", 1_000_000), ("2.5e3", 2500)]
-)
-def test_whole_numbers_may_have_an_exponent(typed: str, number: int) -> None:
-    assert WholeNumber(1).convert(typed, None, None) == number
-
-
-@pytest.mark.parametrize("typed", ["1e-3", "2.5", "1e400", "nan", "1e999999999", "9007199254740994.0", "many", "", "0"])
-def test_what_is_no_whole_number_is_refused(typed: str) -> None:
-    with pytest.raises(click.BadParameter, match="whole number"):
-        WholeNumber(1).convert(typed, None, None)
+def test_whole_numbers_may_have_an_exponent_and_no_fraction() -> None:
+    for typed, number in {"1e6": 10**6, "1000000": 10**6, "1_000_000": 10**6, "2.5e3": 2500}.items():
+        assert WholeNumber(1).convert(typed, None, None) == number
+    for typed in ("1e-3", "2.5", "1e400", "nan", "1e999999999", "9007199254740994.0", "many", "", "0"):
+        with pytest.raises(click.BadParameter):
+            WholeNumber(1).convert(typed, None, None)
 
 
 def test_every_whole_number_is_read_that_way_and_every_option_has_its_help() -> None:
@@ -344,8 +308,6 @@ def test_the_example_in_the_help_runs(
         monkeypatch.setattr(
             watch.time, "sleep", lambda seconds: run("ledger", "seal", "run.db", "--key-file", "noise.key")
         )
-    if "adopt" in example:
-        Path("noise.key.runs").unlink()
     np.savez("initial.npz", weight=np.zeros(3, np.float32), counter=np.zeros(2))
     words = re.split(r" (?:&&|>>?) ", example)[0].split()[1:]
     result = run(*words, *(["--json"] if as_json else []))

@@ -1,4 +1,4 @@
-"""The papers' figures as numbers: what they print, their lemmas, and closed forms."""
+"""The papers' figures as numbers: what they print, and their closed forms."""
 
 import json
 import math
@@ -15,10 +15,7 @@ from fedcgd_experiments.paper_numbers import (
     FIGURES,
     bands,
     correlation,
-    epochs_and_lambda,
-    error_and_learning,
     normalisation,
-    rational,
 )
 
 
@@ -58,35 +55,6 @@ def test_bands_lie_between_independent_noise_and_no_amplification() -> None:
     assert one["rmse"][str(one["best"])] == min(one["rmse"].values())
     assert one["unamplified"] == one["rmse"]["16"] / min(one["rmse"].values())
     assert one["uncorrelated"] == one["rmse"]["1"] / min(one["rmse"].values()) > 1
-
-
-def test_buffers_come_nearer_than_bands() -> None:
-    found = rational(rounds=100, degrees=(1, 2, 3))
-    for name in ("approximation", "excess"):
-        assert all(more > less for more, less in pairwise(found["blt"][name]))
-        assert all(buffers < few for buffers, few in zip(found["blt"][name], found["bands"][name], strict=True))
-    assert 0 < found["blt"]["excess"][2] < 0.01
-
-
-def test_training_figures_tune_each_point() -> None:
-    found = epochs_and_lambda(epochs=(1,), lams=(0.0, 0.5), rates=(0.5, 2.0), seeds=(0, 1), batch=126)
-    assert found["steps"] == 10
-    assert all(
-        0.05 < mean <= 1 and spread >= 0 and rate in (0.5, 2.0)
-        for mean, spread, rate in found["accuracy"]["1"].values()
-    )
-    learned = error_and_learning(
-        optimizer="adam",
-        mechanisms=("dp-sgd",),
-        errors=(0.1, 1000.0),
-        rates=(0.003, 0.03),
-        seeds=(0, 1),
-        epochs=1,
-        batch=126,
-    )
-    quiet, loud = learned["cross_entropy"]["dp-sgd"]
-    assert quiet[0] < loud[0]
-    assert learned["max_se"]["dp-sgd"] == pytest.approx([e * math.sqrt(10 / 5.5) for e in (0.1, 1000.0)])
 
 
 def test_the_command_keeps_what_it_has_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

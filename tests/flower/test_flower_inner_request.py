@@ -58,15 +58,33 @@ def own_records(number: int, message: Message) -> None:
     put(message, f"only {number}", ConfigRecord({"a": 1}))
 
 
+def a_second_configuration(number: int, message: Message) -> None:
+    put(message, "settings", ConfigRecord({"head": "linear"}))
+
+
+def scores(number: int, message: Message) -> None:
+    put(message, "scores", MetricRecord({"best": 0.5}))
+
+
 def own_type(number: int, message: Message) -> Message:
-    return Message(message.content, dst_node_id=1, message_type=f"train.f{number}")
+    return Message(message.content, dst_node_id=1, message_type="train.lora")
 
 
 def no_training(number: int, message: Message) -> Message:
     return Message(message.content, dst_node_id=1, message_type="query")
 
 
-REFUSED = [rates, control_variates, another_model, no_model, own_records, own_type, no_training]
+REFUSED = [
+    rates,
+    control_variates,
+    another_model,
+    no_model,
+    own_records,
+    a_second_configuration,
+    scores,
+    own_type,
+    no_training,
+]
 
 
 @pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
@@ -86,10 +104,10 @@ def test_a_strategy_that_asks_nobody_is_refused() -> None:
         make(FedAvg(fraction_train=0.0)).start(two_nodes(), record(np.zeros(SIZE)))
 
 
-def mod_node(user: str, seen: list[RecordDict], reply: dict | None = None, action: str = "") -> FakeNode:
+def mod_node(user: str, seen: list[RecordDict], reply: dict | None = None) -> FakeNode:
     app = ClientApp(mods=[clipped_update_mod])
 
-    @(app.train(action) if action else app.train())
+    @app.train()
     def train(message: Message, context: Context) -> Message:
         seen.append(message.content)
         [model] = message.content.array_records.values()
@@ -103,60 +121,9 @@ def mod_grid(seen: list[RecordDict], **options) -> FakeGrid:
     return FakeGrid({i + 1: mod_node(user, seen, **options) for i, user in enumerate(names(12))})
 
 
-def test_records_beside_the_configuration_reach_every_node_under_their_names() -> None:
-    def change(number: int, message: Message) -> None:
-        put(message, "scores", MetricRecord({"best": 0.5}))
-        put(message, "model", ConfigRecord({"head": "linear"}))  # a name that we use ourselves
-
-    seen: list[RecordDict] = []
-    strategy = make(Configures(change))
-    strategy.start(mod_grid(seen), record(np.zeros(SIZE)), num_rounds=1)
-    assert len(seen) == 4
-    for content in seen:
-        assert list(content) == ["arrays", "config", "scores", "model"]
-        assert content["scores"]["best"] == 0.5
-        assert content["model"]["head"] == "linear"
-        assert content["config"]["server-round"] == 1
-    assert not strategy.dropped
-
-
-def test_records_have_the_names_that_the_strategy_gives_them() -> None:
-    class Named(FedAvg):
-        def configure_train(self, server_round, arrays, config, grid):
-            content = RecordDict({"weights": arrays, "settings": ConfigRecord({"lr": 0.1})})
-            return [Message(content, dst_node_id=node, message_type="train") for node in list(grid.get_node_ids())[:4]]
-
-    seen: list[RecordDict] = []
-    make(Named()).start(mod_grid(seen), record(np.zeros(SIZE)), num_rounds=1)
-    assert [list(content) for content in seen] == [["weights", "settings"]] * 4
-
-
-def test_a_pool_that_would_not_read_further_records_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = make(Configures(lambda number, message: put(message, "scores", MetricRecord({"best": 0.5}))))
-    strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
-    assert strategy.releases == 0
-    assert "records ['scores']" in caplog.text
-
-
-@pytest.mark.parametrize("action", ["", "lora"])
-def test_a_function_of_another_name_is_called_and_its_update_clipped(action: str) -> None:
-    """`train.lora` was sent as `train`, and the mod let an update of any length through."""
-
-    def change(number: int, message: Message) -> Message:
-        return Message(message.content, dst_node_id=1, message_type="train" + (f".{action}" if action else ""))
-
-    seen: list[RecordDict] = []
-    grid = mod_grid(seen, action=action)
-    strategy = make(Configures(change), noise_multiplier=1e-6)
-    result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
-    assert len(seen) == 4
-    assert np.linalg.norm(result.arrays["w"].numpy()) == pytest.approx(0.5, rel=1e-2)  # the clip norm; it moved by √6
-    sent = {message.metadata.message_type for message in grid.sent}
-    assert sent == {"train.lora" if action else "train"}
-
-
 def test_the_mod_lets_no_train_message_of_another_strategy_through() -> None:
-    app = mod_node("u", [], action="lora").app
+    app = ClientApp(mods=[clipped_update_mod])
+    app.train("lora")(lambda message, context: Message(message.content, reply_to=message))
     message = Message(RecordDict({"arrays": record(np.zeros(SIZE))}), dst_node_id=1, message_type="train.lora")
     message.metadata.__dict__["_message_id"] = "m"
     context = Context(run_id=1, node_id=1, node_config={"user-id": "u"}, state=RecordDict(), run_config={})

@@ -14,11 +14,11 @@ from flwr.clientapp.mod import LocalDpMod
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_gradient_step, sequential_training
+from fedcgd_flower.clipping import Clipping
 from fedcgd_flower.grid import send_and_receive
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message
 from fedcgd_flower.pool import LocalTask
-from fedcgd_flower.update import Clipping
 from fedcgd_flower.users import HostedUsers, read_users_reply, users_query
 
 STEP = 2.0**-24

@@ -71,14 +71,13 @@ class OwnStart(FedAvg):
         raise AssertionError("nobody calls it")
 
 
-def test_a_start_of_its_own_is_refused_unless_a_hook_does_its_work(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_of_its_own_is_refused_unless_a_hook_does_its_work() -> None:
     """Flower's advanced-pytorch lost its checkpoints and its W&B run without a word."""
     with pytest.raises(ValueError, match=r"OwnStart\.start is"):
         make(OwnStart())
     told = []
     make(OwnStart(), on_release=lambda event: told.append(event.release)).start(two_nodes(), record(np.zeros(SIZE)))
     assert told == [1, 2, 3, 4, 5, 6]
-    assert "called; on_release" in caplog.text
 
 
 def test_a_hook_that_cannot_be_called_is_refused() -> None:

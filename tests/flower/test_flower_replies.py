@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import train_reply
-from fedcgd_flower.problems import ANOTHER_MODEL, TIED
-from fedcgd_flower.replies import sum_of_replies
+from fedcgd_flower.messages import sum_of_replies, train_reply
+from fedcgd_flower.problems import ANOTHER_MODEL
 
 
 def test_honest_reply_is_read_as_sent() -> None:
@@ -34,30 +33,6 @@ def test_sums_that_32_bits_do_not_hold_are_sent_in_64() -> None:
     assert isinstance(result, NodeSum)
     np.testing.assert_array_equal(result.update, update)
     assert read_train_reply(reply, TASK) == "wrong type"
-
-
-def test_a_single_user_may_send_floats_which_are_clipped_and_rounded_here() -> None:
-    for dtype in (np.float32, np.float64):
-        result = read_train_reply(reply_with(np.array([0.25, -1e-9, 0, 2.0**-20 * 3.9, 0], dtype)), ALONE)
-        assert isinstance(result, NodeSum)
-        np.testing.assert_array_equal(result.update, [2**18, 0, 0, 3, 0])
-        result = read_train_reply(reply_with(np.full(5, 1e30, dtype)), ALONE)
-        assert isinstance(result, NodeSum)
-        assert 0.5 * (1 - 1e-5) < 2.0**-20 * np.linalg.norm(result.update) <= 0.5
-        assert read_train_reply(reply_with(np.full(5, 1.0, dtype)), TASK) == "wrong type"  # a sum of two
-        turned = reply_with(np.full(5, 2.0**18, dtype), task={"checksum": 5 * 2**18})  # it was sent as integers
-        assert read_train_reply(turned, ALONE) == "altered reply"
-    with np.errstate(over="ignore"):
-        largest = np.full(5, 1.7e308)
-        result = read_train_reply(reply_with(largest), ALONE)
-    assert isinstance(result, NodeSum)
-    assert 2.0**-20 * np.linalg.norm(result.update) <= 0.5
-
-
-def test_all_zeros_is_a_valid_answer() -> None:
-    result = read_train_reply(reply_with(np.zeros(5, np.int32)), TASK)
-    assert isinstance(result, NodeSum)
-    assert not result.update.any()
 
 
 def test_enormous_norm_is_clipped_to_users_times_clip_norm() -> None:
@@ -81,16 +56,6 @@ def test_norms_are_taken_over_all_of_a_long_sum() -> None:
         result = read_train_reply(reply_with(update), task)
         assert isinstance(result, NodeSum)
         assert largest * (1 - 1e-5) < np.linalg.norm(result.update) <= largest
-
-
-def test_a_checksum_is_over_all_of_a_long_sum() -> None:
-    size = 2 * 2**16 + 7
-    task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))
-    update = np.random.default_rng(1).integers(-9, 9, size).astype(np.int32)
-    for wrong in (0, 1):
-        reply = reply_with(update, task={"checksum": int(update.sum()) + wrong})
-        result = read_train_reply(reply, task)
-        assert result == "altered reply" if wrong else isinstance(result, NodeSum)
 
 
 def test_64_bit_sums_whose_squares_overflow_integers_are_clipped() -> None:
@@ -122,38 +87,25 @@ def test_a_sum_holds_each_reply_as_it_is_read_alone_and_nothing_of_those_that_ar
         (reply_with(generator.integers(-(2**63), 2**63 - 1, size), task={"checksum": 3}), fine),
         (reply_with(np.full(size, -(2**63))), fine),
         (reply_with(generator.normal(size=size)), replace(task, users=("ann",))),
-        (reply_with(np.full(size, np.nan)), replace(task, users=("ann",))),
         (reply_with(np.append(within[1:], 18).astype(np.int32)), counted),
         (reply_with(np.append(within[1:], -19).astype(np.int32)), counted),
     ]
     total, results = sum_of_replies(replies, size)
     alone = [read_train_reply(reply, task) for reply, task in replies]
     assert results == [each.answered if isinstance(each, NodeSum) else each for each in alone]
-    assert results == [
-        1,
-        "no answer",
-        1,
-        "altered reply",
-        1,
-        "altered reply",
-        1,
-        1,
-        "not finite",
-        1,
-        1,
-    ]
+    altered = "altered reply"
+    assert results == [1, "no answer", 1, altered, 1, altered, 1, "wrong type", 1, 1]
     np.testing.assert_array_equal(total, sum(each.update for each in alone if isinstance(each, NodeSum)))
     np.testing.assert_array_equal(alone[0].update, within)
     assert [int(each.update[-1]) for each in alone[-2:]] == [18, -18]
     np.testing.assert_array_equal(sum_of_replies([], 3)[0], [0, 0, 0])
 
 
-@pytest.mark.parametrize("checksum", ["6", 6.5, [6], None])
-def test_a_checksum_of_another_kind_is_no_checksum(checksum: object) -> None:
+@pytest.mark.parametrize("checksum", [7, "6", 6.5, [6]])
+def test_numbers_that_add_up_to_something_else_were_altered(checksum: object) -> None:
     update = np.array([1, 2, 3, 0, 0], np.int32)
-    task = {} if checksum is None else {"checksum": checksum}
-    result = read_train_reply(reply_with(update, task=task), TASK)
-    assert isinstance(result, NodeSum) if checksum is None else result == "altered reply"
+    assert isinstance(read_train_reply(reply_with(update), TASK), NodeSum)
+    assert read_train_reply(reply_with(update, task={"checksum": checksum}), TASK) == "altered reply"
 
 
 def with_arrays(*names: str) -> Message:
@@ -171,7 +123,6 @@ def with_arrays(*names: str) -> Message:
         (Message(Error(code=2, reason="secret"), reply_to=request()), "client error"),
         (Message(Error(code=2, reason="local training failed"), reply_to=request()), "training failed"),
         (Message(Error(code=0, reason="the update is not finite"), reply_to=request()), "not finite"),
-        (Message(Error(code=0, reason=TIED), reply_to=request()), "tied weights"),
         (Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=request()), "wrong arrays"),
         (
             Message(Error(code=0, reason="zzz, which sorts after every known reason"), reply_to=request()),
@@ -180,11 +131,11 @@ def with_arrays(*names: str) -> Message:
         (Message(Error(code=5, reason="node unavailable"), reply_to=request()), "node lost"),
         (Message(Error(code=3, reason="message unavailable"), reply_to=request()), "node lost"),
         (Message(Error(code=8, reason="secret"), reply_to=request()), "app crashed"),
-        (reply_with(np.zeros(5, np.float32), task={"round": 2}), "wrong round"),
-        (reply_with(np.zeros(5, np.float32), task={"attempt": 0}), "wrong round"),
-        (reply_with(np.zeros(5, np.float32), task={"answered": 3}), "more users than asked"),
-        (reply_with(np.zeros(5, np.float32), task={"answered": -1}), "more users than asked"),
-        (reply_with(np.zeros(5, np.float32), task={"answered": "2"}), "more users than asked"),
+        (reply_with(np.zeros(5, np.int32), task={"round": 2}), "wrong round"),
+        (reply_with(np.zeros(5, np.int32), task={"attempt": 0}), "wrong round"),
+        (reply_with(np.zeros(5, np.int32), task={"answered": 3}), "more users than asked"),
+        (reply_with(np.zeros(5, np.int32), task={"answered": -1}), "more users than asked"),
+        (reply_with(np.zeros(5, np.int32), task={"answered": "2"}), "more users than asked"),
         (reply_with(), "wrong arrays"),
         (reply_with(arrays=ArrayRecord({"other": Array(np.zeros(5, np.float32))})), "wrong arrays"),
         (reply_with(arrays=ArrayRecord({})), "wrong arrays"),
@@ -211,12 +162,6 @@ def test_broken_reply_is_dropped_with_its_cause(reply: Message | None, cause: st
     assert read_train_reply(reply, TASK) == cause
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_floats_that_are_not_finite_are_dropped(bad: float, dtype: type) -> None:
-    assert read_train_reply(reply_with(np.array([0, 0, bad, 0, 0], dtype)), ALONE) == "not finite"
-
-
 @settings(derandomize=True, max_examples=200)
 @given(st.binary(max_size=64), st.sampled_from(["int32", "float64", "object"]), st.integers(0, 10))
 def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> None:
@@ -224,17 +169,6 @@ def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> N
         reply_with(arrays=ArrayRecord({"flat": Array(dtype, (size,), "numpy.ndarray", data)})), TASK
     )
     assert not isinstance(result, NodeSum)
-
-
-@settings(derandomize=True, max_examples=200)
-@given(st.lists(st.floats(width=32), min_size=5, max_size=5))
-def test_no_reply_exceeds_its_share(values: list[float]) -> None:
-    result = read_train_reply(reply_with(np.array(values, np.float32)), ALONE)
-    if np.isfinite(values).all():
-        assert isinstance(result, NodeSum)
-        assert 2.0**-20 * np.linalg.norm(result.update) <= 0.5
-    else:
-        assert result == "not finite"
 
 
 @settings(derandomize=True, max_examples=200)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, Killed, is_training
+from fake_grid import FakeGrid, Killed
 from flower_runs import KEY, SIZE, STEP, UPDATE, make, node, on_the_grid, two_nodes
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
@@ -129,15 +129,6 @@ def test_a_resumed_run_makes_the_noise_of_its_record_again(mechanism, tmp_path: 
     added = on_the_grid(inverse_matrix(mechanism, ROUNDS) @ noise, terms, key.noise_of(stream_id))
     # The key is another each time: where it puts a number in the middle of two points of the grid, either is right.
     np.testing.assert_allclose(result.arrays["w"].numpy(), ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=1.5 * STEP / 4)
-
-
-def test_a_finished_run_starts_no_further_round(tmp_path: Path) -> None:
-    path = tmp_path / "run.db"
-    final = final_model(path)
-    grid = two_nodes()
-    again = make(ledger=path).start(grid, record(np.zeros(SIZE)))
-    np.testing.assert_array_equal(again.arrays["w"].numpy(), final)
-    assert not [m for m in grid.sent if is_training(m)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fake_grid import FakeGrid, is_training
 from flower_runs import KEY, PLAN, SIZE, STEP, UPDATE, asked_users, hosting, make, names, node, on_the_grid, two_nodes
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.server import strategy as legacy
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -48,13 +48,6 @@ def test_model_moves_by_noised_mean_of_clipped_updates(mechanism) -> None:
     np.testing.assert_allclose(released, np.vstack([np.zeros(SIZE), np.cumsum(steps, axis=0)]), atol=2e-6)
 
 
-def test_one_message_for_each_node_not_for_each_user() -> None:
-    grid = two_nodes()
-    make().start(grid, record(np.zeros(SIZE)), num_rounds=1)
-    train = [m for m in grid.sent if is_training(m)]
-    assert sorted(m.metadata.dst_node_id for m in train) == [1, 2]
-
-
 def test_the_divisor_is_the_planned_cohort_however_many_answer() -> None:
     grid = two_nodes()
     grid.nodes[2].tamper = lambda request, reply: None if is_training(request) else reply
@@ -77,33 +70,6 @@ def test_the_divisor_is_the_planned_cohort_however_many_are_drawn(sampling) -> N
     drawn = [len(users) for users in asked_users(grid)]
     assert any(number != 4 for number in drawn)
     np.testing.assert_allclose(result.arrays["w"].numpy(), sum(drawn) * UPDATE / 4, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "tamper",
-    [
-        lambda request, reply: Message(Error(code=2, reason="my salary is 17"), reply_to=request),
-        lambda request, reply: _with_update(reply, np.full(SIZE, np.nan, np.float32)),
-        lambda request, reply: _with_update(reply, np.full(SIZE, np.inf, np.float32)),
-        lambda request, reply: _with_update(reply, np.zeros(SIZE + 1, np.float32)),
-    ],
-)
-def test_a_broken_reply_is_dropped_and_the_round_goes_on(tamper, caplog: pytest.LogCaptureFixture) -> None:
-    grid = two_nodes()
-    grid.nodes[2].tamper = lambda q, r: tamper(q, r) if is_training(q) else r
-    strategy = make(noise_multiplier=1e-6)
-    with caplog.at_level(logging.DEBUG, logger="flwr"):
-        result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
-    assert strategy.releases == 1
-    assert sum(strategy.dropped.values()) == 1
-    assert np.isfinite(result.arrays["w"].numpy()).all()
-    assert "salary" not in caplog.text
-
-
-def _with_update(reply: Message, update: np.ndarray) -> Message:
-    reply.content["update"] = ArrayRecord({"flat": Array(update)})
-    del reply.content["fedcgd"]["checksum"]  # it is there for mistakes; who lies need not send it
-    return reply
 
 
 def test_users_that_their_node_leaves_out_are_counted() -> None:
@@ -151,24 +117,6 @@ def test_too_few_answers_means_no_release_and_a_fresh_noise_index() -> None:
         np.testing.assert_allclose(result.arrays["w"].numpy(), expected, atol=2e-6)
 
 
-def test_later_rounds_cancel_the_noise_that_was_really_released() -> None:
-    grid = two_nodes()
-    silent = {"on": False}
-    for fake in grid.nodes.values():
-        fake.tamper = lambda q, r: None if silent["on"] and is_training(q) else r
-    with make() as strategy:
-        models = [np.zeros(SIZE)]
-        for broken in (False, True, False):
-            silent["on"] = broken
-            result = strategy.start(grid, record(models[-1]), num_rounds=1, timeout=0.01)
-            if not broken:
-                models.append(result.arrays["w"].numpy())
-        stream = NoiseStream(KEY.noise)
-        noise = stream.normal(1, 1, 0, SIZE).astype(np.float64) - 0.8 * stream.normal(0, 0, 0, SIZE)
-        expected = UPDATE + on_the_grid(noise[None], [(1, 1)])[0] / 4
-        np.testing.assert_allclose(models[2] - models[1], expected, atol=2e-6)
-
-
 def test_a_nonce_is_bound_to_the_rounds_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that copies of a run which released other rounds have other noise from then on, whatever their random numbers."""
     bound = []
@@ -201,9 +149,6 @@ def test_stops_when_the_rounds_are_used_up() -> None:
     with make() as strategy:
         result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=100)
         assert strategy.releases == 6
-        sent = len(grid.sent)
-        strategy.start(grid, result.arrays, num_rounds=100)
-        assert len(grid.sent) == sent
         with pytest.raises(ValueError, match="6 planned"):
             strategy.configure_train(7, result.arrays, None, grid)
 
@@ -373,10 +318,14 @@ def test_who_was_drawn_is_asked_in_each_try_of_the_round_however_silent(sampling
         ({"cohort_size": 0}, "cohort_size must be at least 1"),
         ({"min_answers": 5}, "min_answers"),
         ({"identity": "guess"}, "identity"),
+        ({"hosts": ["u001"]}, "hosts must"),
+        ({"trainable": "weight"}, "trainable must"),
+        ({"patience": "60"}, "patience must"),
+        ({"patience": float("nan")}, "patience must"),
     ],
 )
-def test_settings_that_contradict_are_refused_with_the_reason(options, words) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_settings_that_contradict_or_have_another_type_are_refused(options, words) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
         make(**options)
 
 
@@ -440,6 +389,7 @@ def test_a_cohort_that_nothing_says_is_asked_for(inner) -> None:
         MultiKrum(),
         Bulyan(),
         QFedAvg(client_learning_rate=0.1),
+        FedXgbBagging(),
         DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4),
         DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 1.0, 400),
         DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 1.0, 4),
@@ -450,21 +400,6 @@ def test_a_cohort_that_nothing_says_is_asked_for(inner) -> None:
 def test_inner_strategies_that_cannot_work_are_refused_at_once(inner) -> None:
     """Of these Flower's DP strategies waited for nodes for ever, and the robust ones silently became the mean."""
     with pytest.raises(ValueError, match=type(inner).__name__):
-        make(inner)
-
-
-@pytest.mark.parametrize(
-    ("inner", "why"),
-    [
-        (FedXgbBagging(), "collects the trees that nodes grow, which have no sum"),
-        (QFedAvg(client_learning_rate=0.1), "weights clients by their losses, which do not leave the nodes"),
-        (Krum(), "compares the updates of clients with each other"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_refusal_says_what_is_in_the_way(inner, why: str) -> None:
-    """FedXgbBagging was said to compare updates, which it does not."""
-    with pytest.raises(ValueError, match=f"{type(inner).__name__} {why}"):
         make(inner)
 
 
@@ -499,27 +434,20 @@ def test_an_inner_strategy_that_waits_for_nodes_gets_them_or_an_error() -> None:
         make(endless).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
 
 
-def test_wrong_types_are_named_with_what_was_expected() -> None:
-    plan = Plan(**PLAN)
-    for arguments, words in [
-        (
-            (FedAvg, plan),
-            r"inner must be a Flower strategy.*; got the class FedAvg, of which none is made yet: FedAvg\(…\)",
-        ),
-        (
-            (legacy.FedAvg(), plan),
-            r"got a FedAvg of flwr.server.strategy, Flower's earlier API: take the one of flwr.serverapp",
-        ),
-        ((plan, FedAvg()), "inner must be a Flower strategy"),
-        ((FedAvg(), "lambda-cgd"), "plan must be a fedcgd Plan, for example Plan.calibrated.*'lambda-cgd'"),
-    ]:
-        with pytest.raises(TypeError, match=words):
-            CorrelatedNoise(*arguments, key=KEY, cohort_size=4)
-    secret = b"0123456789abcdef0123456789abcdef"
-    for key in (5, secret):
-        with pytest.raises(TypeError, match="a NoiseKey") as refused:
-            CorrelatedNoise(FedAvg(), plan, key=key, cohort_size=4)
-        assert "0123" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("inner", "plan", "key", "words"),
+    [
+        (FedAvg, Plan(**PLAN), KEY, "the class FedAvg"),
+        (legacy.FedAvg(), Plan(**PLAN), KEY, "flwr.serverapp"),
+        (Plan(**PLAN), FedAvg(), KEY, "inner must"),
+        (FedAvg(), "lambda-cgd", KEY, "plan must"),
+        (FedAvg(), Plan(**PLAN), b"0123456789abcdef0123456789abcdef", "a NoiseKey"),
+    ],
+)
+def test_wrong_types_are_named_and_no_key_shows(inner, plan, key, words: str) -> None:
+    with pytest.raises(TypeError, match=words) as refused:
+        CorrelatedNoise(inner, plan, key=key, cohort_size=4)
+    assert "0123" not in str(refused.value)
 
 
 def test_a_schedule_for_which_there_are_too_few_users_is_refused_once_they_are_known() -> None:
@@ -589,40 +517,11 @@ def test_nobody_is_told_of_waiting_when_everybody_is_there(caplog: pytest.LogCap
     assert not [one for one in caplog.records if "waiting" in one.getMessage()]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"hosts": ["u001"]}, "hosts must say the node of each user"),
-        ({"trainable": "weight"}, r"trainable must be the names of arrays, for example \['weight'\]"),
-        ({"patience": "60"}, "patience must be a number of seconds, at least 0, got '60'"),
-        ({"patience": float("nan")}, "patience must be a number of seconds, at least 0, got nan"),
-    ],
-)
-def test_a_setting_of_another_type_is_refused_with_what_is_meant(options, words) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
-        make(**options)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("inner", FedAvgM()),
-        ("cohort_size", 5),
-        ("expected_users", 1),
-        ("min_answers", 4),
-        ("trainable", ["w"]),
-        ("adaptive_clipping", None),
-        ("evaluation", None),
-    ],
-)
-def test_a_setting_that_is_set_later_is_refused_rather_than_ignored(name: str, value: object) -> None:
+@pytest.mark.parametrize("name", ["inner", "plan", "cohort_size", "evaluation"])
+def test_a_setting_that_is_set_later_is_refused_rather_than_ignored(name: str) -> None:
     strategy = make()
-    before = getattr(strategy, name)
     with pytest.raises(AttributeError, match=name):
-        setattr(strategy, name, value)
-    assert getattr(strategy, name) is before
-    with pytest.raises(AttributeError):
-        strategy.plan = strategy.plan
+        setattr(strategy, name, getattr(strategy, name))
 
 
 def test_a_subclass_is_called_for_each_step_and_sees_how_the_run_stands() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, is_training
+from flower_requests import with_update
 from flower_runs import SIZE, make, names, node
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
@@ -31,12 +32,7 @@ UNIT = (
 
 def with_arrays(reply: Message, arrays: dict[str, Array]) -> Message:
     reply.content["update"] = ArrayRecord(arrays)
-    del reply.content["fedcgd"]["checksum"]  # it is there for mistakes; who lies need not send it
     return reply
-
-
-def with_update(reply: Message, update: np.ndarray) -> Message:
-    return with_arrays(reply, {"flat": Array(update)})
 
 
 def with_task(reply: Message, **changed: int) -> Message:

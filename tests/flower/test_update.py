@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from fedcgd.clipping import clip
 from fedcgd.native.vector_kernels import CHUNK, NUMPY, VectorKernels, compiled
 from fedcgd.noise.quantisation import Lattice
-from fedcgd_flower.update import Clipping, clipped_update
+from fedcgd_flower.clipping import Clipping, clipped_update
 
 VECTORS = arrays(np.float32, 7, elements=st.floats(width=32))
 
@@ -48,7 +48,7 @@ def test_how_a_model_lies_in_memory_changes_nothing(
 ) -> None:
     if form is None:
         pytest.skip("no machine code here")
-    monkeypatch.setattr("fedcgd_flower.update.kernels", lambda: form)
+    monkeypatch.setattr("fedcgd_flower.clipping.kernels", lambda: form)
     trained, model = np.random.default_rng(5).normal(size=(2, 1001)).astype(np.float32)
     expected = clipped_update(trained, model, Clipping(clip_norm=0.5, grid=Lattice(2.0**-20)))
     apart = np.repeat(trained, 2)[::2]

@@ -6,11 +6,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd_flower.clipping import Clipping
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import TrainTask, train_message
+from fedcgd_flower.messages import TrainTask, sum_of_replies, train_message
 from fedcgd_flower.problems import RejectionReason
-from fedcgd_flower.replies import sum_of_replies
-from fedcgd_flower.update import Clipping
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
 TASK = TrainTask(
@@ -29,13 +28,21 @@ def request() -> Message:
 
 
 def reply_with(update=None, *, task=None, arrays=None) -> Message:
-    content = RecordDict()
+    content, told = RecordDict(), {"round": 3, "attempt": 1, "answered": 1}
     if arrays is not None:
         content["update"] = arrays
     elif update is not None:
         content["update"] = ArrayRecord({"flat": Array(update)})
-    content["fedcgd"] = ConfigRecord({"round": 3, "attempt": 1, "answered": 1} | (task or {}))
+        told["checksum"] = int(update.sum(dtype=np.int64)) if update.dtype.kind in "iu" else 0
+    content["fedcgd"] = ConfigRecord(told | (task or {}))
     return Message(content, reply_to=request())
+
+
+def with_update(reply: Message, update: np.ndarray) -> Message:
+    """A node's reply with other numbers: who lies can tell what they add up to."""
+    reply.content["update"] = ArrayRecord({"flat": Array(update)})
+    reply.content["fedcgd"]["checksum"] = int(update.sum(dtype=np.int64)) if update.dtype.kind in "iu" else 0
+    return reply
 
 
 @dataclass(frozen=True)

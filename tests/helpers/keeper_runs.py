@@ -64,7 +64,7 @@ class RealKeepers:
 def opening_asked(request: Message) -> dict[str, Any]:
     """What a keeper is asked to open by `request`: its line of JSON; empty if it is asked nothing of the kind."""
     asked = request.content.config_records.get("fedcgd-keepers", {})
-    return json.loads(asked["request"].partition(b"\n")[0]) if asked.get("question") == "open" else {}
+    return json.loads(asked["request"].partition(b"\n")[0]) if asked.get("question") == "/open" else {}
 
 
 def refusal_in(reply: Message) -> str:

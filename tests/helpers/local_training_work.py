@@ -7,8 +7,8 @@ from torch import nn
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, arrays_of
+from fedcgd_flower.clipping import Clipping
 from fedcgd_flower.layout import flatten, layout_of
-from fedcgd_flower.update import Clipping
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.task import Examples

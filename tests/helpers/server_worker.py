@@ -128,7 +128,7 @@ def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
                         tell_the_world(folder, "asked", life, task["round"], task["attempt"], model, *task["users"])
                     state = Context(run_id=1, node_id=identity, node_config=config, state=RecordDict(), run_config={})
                     reply = app(request, state)
-                    if question_of(request) == "open" and not refusal_in(reply):
+                    if question_of(request) == "/open" and not refusal_in(reply):
                         opened, answer = opening_asked(request), reply.content["update"]["flat"].data
                         answer_digest = hashlib.sha256(answer).hexdigest()
                         what = opened["kind"], opened["round"], opened["attempt"]

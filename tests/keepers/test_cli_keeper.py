@@ -34,7 +34,7 @@ def test_cards_that_were_printed_make_the_file_of_all_parties(tmp_path: Path) ->
     shown = json.loads(run("show", str(file), "--json").stdout)
     assert shown["keepers"]["court"] == keepers.card("court").fingerprint
     assert shown["noise_factor"] == pytest.approx(np.sqrt(1.5))
-    assert "trusted server's" in run("show", str(file)).stdout
+    assert "1.22474" in run("show", str(file)).stdout
     again = run("new", str(tmp_path / "court.key"), "--name", "court")
     assert (again.exit_code, "one key" in again.stderr) == (2, True)
     bad = run("new", str(tmp_path / "x.key"), "--name", "a b")
@@ -65,7 +65,7 @@ def test_records_that_agree_are_said_to(finished: RealKeepers) -> None:
     assert (found.exit_code, found.stdout.count(" 6")) == (0, 3)
     shown = json.loads(run("show", str(finished.files[0]), "--json").stdout)
     assert shown["rounds_opened"] == list(range(6))
-    assert "lambda-cgd, 6" in run("show", str(finished.files[0])).stdout
+    assert "lambda-cgd" in run("show", str(finished.files[0])).stdout
 
 
 @pytest.mark.parametrize(

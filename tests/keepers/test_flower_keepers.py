@@ -69,8 +69,8 @@ def test_real_keepers_are_found_by_their_cards_and_open_each_round_once(real: Re
     assert [opened.list_hash for opened in openings(real)] == list(hashes.pop())
     assert {opened.state for opened in openings(real)} == {"released"}
     asked = [question_of(m) for m in grid.sent if m.metadata.dst_node_id >= 10]
-    assert asked.count("open") == 18
-    assert asked.count("check") == 3  # in the first round alone
+    assert asked.count("/open") == 18
+    assert asked.count("/check") == 3  # in the first round alone
 
 
 def test_the_mod_masks_too(real: RealKeepers) -> None:
@@ -252,8 +252,8 @@ def test_a_keeper_that_comes_back_as_another_node_is_found_again(real: RealKeepe
 
 def test_who_only_says_that_it_is_a_keeper_is_none(real: RealKeepers) -> None:
     def lie(request: Message, reply: Message) -> Message:
-        if question_of(request) == "who":
-            reply.content["fedcgd-keepers"]["keeper"] = "k0"
+        if question_of(request) == "/who":
+            reply.content["update"]["flat"] = Array(np.zeros(32, np.uint8))
         return reply
 
     grid = real.grid()

@@ -198,8 +198,8 @@ def test_each_kind_has_its_rounds_at_the_keepers_and_in_a_ledger_of_its_own(real
         opened = [(one.kind, one.round) for one in read(record_file(path)).openings]
         assert opened == [(TRAINING, round) for round in range(6)] + [(EVALUATION, round) for round in range(3)]
     questions = [question_of(m) for m in grid.sent if m.metadata.dst_node_id >= 10]
-    assert questions.count("open") == 3 * 9
-    assert questions.count("check") == 3 * 2  # in the first round of each kind
+    assert questions.count("/open") == 3 * 9
+    assert questions.count("/check") == 3 * 2  # in the first round of each kind
     beside = real.ledger.with_name("run.db.evaluation")
     assert verify(real.ledger).problems == verify(beside).problems == ()
     assert verify(beside).keepers.names == verify(real.ledger).keepers.names

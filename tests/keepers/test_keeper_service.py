@@ -27,7 +27,7 @@ from fedcgd.keepers.cards import Card, KeeperKey, host_and_port
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.service import KeeperService, ask
 from fedcgd.keepers.verification import contradictions
-from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, answer_to_bytes, from_bytes, proof_of, to_bytes
+from fedcgd.keepers.wire import answer_from_bytes, answer_to_bytes, challenges, from_bytes, to_bytes
 from fedcgd.ledger import verify
 from fedcgd.noise.keys import NoiseKey
 from fedcgd_flower.run_loop import IncompleteRunError
@@ -113,11 +113,8 @@ def test_idle_connections_do_not_keep_the_server_out(tmp_path: Path, addresses: 
             source = (f"127.0.{number % addresses}.7", 0)
             idle.append(socket.create_connection(host_and_port(card.address), timeout=60.0, source_address=source))
             stack.enter_context(idle[-1])
-        challenge = os.urandom(32)
-        answer = ask(
-            card.address, "/who", card.seal(challenge, CHALLENGE), services.tls("server"), most=1000, timeout=60.0
-        )
-        assert answer == proof_of(challenge)
+        proofs, sealed = challenges(services.keepers)
+        assert proofs[ask(card.address, "/who", sealed, services.tls("server"), most=1000, timeout=60.0)] == card.name
         assert [one.recv(1) for one in idle[: 100 - first_stays]] == [b""] * (100 - first_stays)
 
 
@@ -206,12 +203,10 @@ def serve(services: Services, name: str) -> subprocess.Popen[bytes]:
     with (services.folder / "serve.log").open("ab") as log:
         process = subprocess.Popen([*command, "--server", tls.trusted], env=environment, stderr=log)
     card = services.keepers.card(name)
-    sealed = card.seal(b"c" * 32, CHALLENGE)
+    proofs, sealed = challenges(services.keepers)
     while process.poll() is None:
         with suppress(OSError):
-            assert ask(card.address, "/who", sealed, services.tls("server"), most=100, timeout=5.0) == proof_of(
-                b"c" * 32
-            )
+            assert proofs[ask(card.address, "/who", sealed, services.tls("server"), most=100, timeout=5.0)] == name
             return process
         time.sleep(0.05)
     raise AssertionError((services.folder / "serve.log").read_text())

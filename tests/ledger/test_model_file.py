@@ -93,9 +93,8 @@ def kill_before_line(line: int) -> None:
 
 
 @pytest.mark.parametrize("every", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
-def test_a_kill_at_any_line_of_a_release_loses_nothing(path: Path, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_at_any_line_of_a_release_loses_nothing(path: Path, every: int) -> None:
     """What is there afterwards is the release before, or this one; the record and the model agree on which."""
-    monkeypatch.setattr(model_file, "_AT_ONCE", 150)
     with_rounds(path, 2)
     line, outcomes, left_over = 0, set(), 0
     models = {0: model_of(0), 1: model_of(1)}

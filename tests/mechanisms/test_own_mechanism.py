@@ -54,6 +54,13 @@ class Forgetful(Harmonic):
         return z, ()
 
 
+class KeepsNothing(Harmonic):
+    """Its `multiply_next` is left without the rounds before."""
+
+    def num_buffers(self, rounds):
+        return 0
+
+
 class Another(LambdaCGD):
     """Under the name of a mechanism that ledgers know."""
 
@@ -73,6 +80,7 @@ def test_a_mechanism_whose_inverse_is_right_is_planned(mechanism):
         (Harmonic(spoilt=1), "not that of its C from round 1 on"),
         (Harmonic(spoilt=23), "not that of its C from round 23 on"),
         (Normalized(Harmonic(spoilt=5)), "not that of its C from round 5 on"),
+        (KeepsNothing(), "`multiply_next` of harmonic .* in round 1"),
         (Forgetful(), "`multiply_next` of harmonic does not make the noise of its `inverse_row` in round 1"),
         (Harmonic(spoilt=1, by=1 + 3e-7), "not that of its C from round 1 on"),  # 15 times the tolerance
     ],
@@ -128,7 +136,9 @@ def test_the_first_rounds_of_a_c_that_depends_on_n_are_those_of_n():
 def test_matrices_of_a_toeplitz_mechanism_follow_from_its_coefficients_alone(method: str) -> None:
     """ε is found from the coefficients, and the noise is made of rows: no class can have both of its own."""
     with pytest.raises(TypeError, match=method):
-        type("Another", (LambdaCGD,), {method: getattr(LambdaCGD, method)})
+        type("Another", (LambdaCGD,), {method: lambda self, *_: 1})
+    with pytest.raises(TypeError, match=method):
+        type("Another", (type("Mixed", (), {method: lambda self, *_: 1}), LambdaCGD), {})
 
 
 class TooFewReplayed(LambdaCGD):

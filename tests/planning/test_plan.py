@@ -6,8 +6,6 @@ import pytest
 from sampling_table import SAMPLINGS
 
 from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
-from fedcgd.accounting.balls_in_bins import accountant as balls_in_bins
-from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.optimisation import catalogue
@@ -62,13 +60,11 @@ def test_a_plan_says_the_noise_on_the_wire_and_refuses_what_is_no_plan() -> None
     assert Plan(**values).stddev == 1.5
     for wrong, message in (
         ({"clip_norm": 0.0}, "clip_norm must be positive"),
-        ({"clip_norm": float("inf")}, "clip_norm must be positive and finite"),
         ({"clip_norm": float("nan")}, "clip_norm must be positive and finite"),
         ({"clip_norm": 0.9e-20}, "between 1e-20 and 1e20"),
         ({"clip_norm": 1.1e20}, "between 1e-20 and 1e20"),
         ({"noise_multiplier": -1.0}, "without noise there is no privacy"),
         ({"noise_multiplier": 1e-310, "clip_norm": 1e-20}, r"clip_norm · noise_multiplier must not vanish"),
-        ({"noise_multiplier": float("nan")}, "noise_multiplier must be positive and finite"),
         ({"noise_multiplier": float("inf")}, "noise_multiplier must be positive and finite"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
@@ -112,16 +108,6 @@ def test_what_no_accountant_covers_is_no_plan(mechanism, participation, message,
         replace(plan, mechanism=mechanism)
     with pytest.raises(ValueError, match=message):
         Plan.from_description(plan.to_description() | {"mechanism": catalogue.describe(mechanism)})
-
-
-@pytest.mark.long
-def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(monkeypatch, few_draws: None) -> None:
-    made = []
-    monkeypatch.setattr(balls_in_bins, "bin_gram", lambda *asked: made.append(asked) or bin_gram(*asked))
-    participation = Participation(rounds=35, min_separation=7, sampling="balls-in-bins")
-    plan = Plan(mechanism=LambdaCGD(0.3), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
-    replace(plan, delta=1e-6).guarantee()
-    assert len(made) == 1
 
 
 def test_the_epsilon_of_the_whole_run_is_found_once(monkeypatch) -> None:

@@ -114,23 +114,6 @@ def test_noise_and_progress_are_those_of_a_flat_direction() -> None:
     )
 
 
-def test_the_rate_is_the_best_of_those_around_it() -> None:
-    """The same loss, found by halves and doubles of the rate in a plain loop over the typical landscape."""
-    landscape = Landscape.typical()
-    found = expected_outcome(RECIPE, LambdaCGD(0.8), 40.0, landscape)
-    inverse = np.linalg.inv(matrix(LambdaCGD(0.8), 30))
-
-    def loss(rate: float) -> float:
-        total = 0.0
-        for curvature, count, energy in zip(landscape.eigenvalues, landscape.counts, landscape.energies, strict=True):
-            ends = descended(RECIPE, rate, curvature, inverse * (40 / 120), 0.0)  # one unit of Z a column
-            left = descended(RECIPE, rate, curvature, np.zeros((30, 1)), math.sqrt(energy / curvature))
-            total += count * curvature * float(np.sum(ends**2) + left[0] ** 2)
-        return total
-
-    assert loss(found.learning_rate) < min(loss(found.learning_rate * factor) for factor in (0.5, 2.0))
-
-
 @pytest.mark.parametrize(
     "problem",
     [
@@ -176,40 +159,24 @@ def test_more_participations_never_end_with_more_loss(model: LinearModel | None)
 def test_a_linear_model_bends_as_softmax_regression_does_at_its_start(
     classes: int, features: int, centred: bool
 ) -> None:
-    """Its Hessian is the second moment of the inputs, of norm 1 and with a one behind, times (I − 1/c)/c over the classes."""
+    """Its Hessian is the second moment of the inputs, of norm 1 and with a one behind, times (I − 1/c)/c over the classes.
+
+    All of it as much smaller as clipping to norm 1 makes the gradient of each example: those of random labels, made by hand.
+    """
     generator = np.random.default_rng(1)
     x = generator.normal(size=(4000, features)) + (0 if centred else 3)
     x = np.hstack([x / np.linalg.norm(x, axis=1, keepdims=True), np.ones((len(x), 1))])
     over_classes = np.eye(classes) / classes - np.full((classes, classes), 1 / classes**2)
     hessian = np.linalg.eigvalsh(np.kron(over_classes, x.T @ x / len(x)))
+    residuals = np.eye(classes)[generator.integers(0, classes, len(x))] - 1 / classes
+    norms = np.linalg.norm(x[:, :, None] * residuals[:, None, :], axis=(1, 2))
+    hessian *= (norms / np.maximum(norms, 1)).mean() / norms.mean()
     share = float((x[:, :-1].mean(0) ** 2).sum())
     found = Landscape.linear(LinearModel(classes=classes, features=features, mean_share=share))
     assert found.counts.sum() == np.linalg.matrix_rank(over_classes) * (features + 1) == np.sum(hessian > 1e-9)
     assert found.counts @ found.eigenvalues == pytest.approx(hessian.sum())
     assert found.eigenvalues[0] == pytest.approx(hessian.max(), rel=0.1)
-    assert found.counts @ found.energies == pytest.approx(0.75 * math.log(classes))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: LinearModel(classes=1, features=4), "classes must be a whole number of at least 2, got 1"),
-        (lambda: LinearModel(classes=2, features=0), "features must be a whole number of at least 1, got 0"),
-        (
-            lambda: LinearModel(classes=2, features=4, mean_share=1.0),
-            "mean_share must be at least 0 and below 1, got 1.0",
-        ),
-        (
-            lambda: replace(
-                PROBLEM, model=LinearModel(classes=2, features=4), spectrum=Spectrum.from_eigenvalues([0.3])
-            ),
-            "give one of them",
-        ),
-    ],
-)
-def test_models_that_are_none_are_refused(make, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+    assert found.counts @ found.energies == pytest.approx(0.75 * math.log(classes) / norms.mean())
 
 
 def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(
@@ -270,24 +237,18 @@ def test_cohorts_are_those_that_a_population_makes(users: int) -> None:
         assert users // cohort == steps
 
 
-def test_signal_to_noise_is_the_same_with_and_without_sizes_and_is_users_over_sigma_for_the_whole_batch() -> None:
+def test_signal_to_noise_is_users_over_sigma_for_the_whole_batch_and_never_more() -> None:
     problem = PlanningProblem(users=900, epsilon=2.0, delta=1e-5, participations=6)
     once = calibrate(DPSGD(), Participation(rounds=1), epsilon=2.0, delta=1e-5).noise_multiplier
     for model in (None, LinearModel(classes=10, features=64), LinearModel(classes=2, features=900, mean_share=0.8)):
         for one in plan_recipes(replace(problem, model=model)):
-            if one.recipe.steps == 1 and (one.recipe.schedule, one.recipe.momentum) == ("constant", 0.0):
-                assert one.outcome.signal_to_noise == pytest.approx(900 / once)
             assert one.outcome.signal_to_noise < 1.01 * 900 / once
     recipe = replace(RECIPE, mechanism="dp-sgd", users=900, steps=1, schedule="constant", momentum=0.0)
     sigma = calibrate(DPSGD(), recipe.participation, epsilon=2.0, delta=1e-5).noise_multiplier
-    for landscape in (Landscape.typical(), Landscape.linear(LinearModel(classes=10, features=64))):
-        found = expected_outcome(recipe, DPSGD(), sigma, landscape)
-        assert found.signal_to_noise == pytest.approx(900 / once)
-        quiet = expected_outcome(recipe, DPSGD(), 1e-9, landscape)
-        assert outcome_at(recipe, DPSGD(), 1e-9, landscape, found.learning_rate).loss == pytest.approx(
-            found.unlearned, rel=1e-6
-        )
-        assert quiet.unlearned == pytest.approx(quiet.loss)
+    found = expected_outcome(recipe, DPSGD(), sigma, Landscape.typical())
+    assert found.signal_to_noise == pytest.approx(900 / once)
+    quiet = outcome_at(recipe, DPSGD(), 1e-9, Landscape.typical(), found.learning_rate)
+    assert quiet.loss == pytest.approx(found.unlearned, rel=1e-6)
 
 
 def test_where_the_noise_wins_a_warning_says_so() -> None:
@@ -350,22 +311,23 @@ def test_the_run_configuration_is_one_of_the_app_and_means_the_same(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("make", "words"),
     [
-        ({"users": 1}, "users must be a whole number of at least 2"),
-        ({"participations": 0}, "participations must be"),
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"delta": 0.01}, "delta must be below 1/users"),
-        (
-            {"secret": ("cyclic-poisson",)},
-            "secret must be of balls-in-bins, poisson, b-min-sep, random-allocation, got cyclic-poisson; leave it empty",
-        ),
-        ({"max_cohort": 10, "max_rounds": 20}, "need 60 rounds for one"),
+        (lambda: LinearModel(classes=1, features=4), "classes must be a whole number of at least 2, got 1"),
+        (lambda: LinearModel(classes=2, features=0), "features must be a whole number of at least 1, got 0"),
+        (lambda: LinearModel(classes=2, features=4, mean_share=1.0), "got 1.0"),
+        (lambda: replace(PROBLEM, model=LinearModel(classes=2, features=4), hidden_layers=1), "give one of them"),
+        (lambda: replace(PROBLEM, users=1), "users must be a whole number of at least 2"),
+        (lambda: replace(PROBLEM, participations=0), "participations"),
+        (lambda: replace(PROBLEM, epsilon=-1.0), "epsilon"),
+        (lambda: replace(PROBLEM, delta=0.01), "delta must be below 1/users"),
+        (lambda: replace(PROBLEM, secret=("cyclic-poisson",)), "got cyclic-poisson"),
+        (lambda: replace(PROBLEM, max_cohort=10, max_rounds=20), "need 60 rounds"),
     ],
 )
-def test_impossible_questions_are_refused(change, words: str) -> None:
+def test_impossible_questions_are_refused(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        replace(PROBLEM, **change)
+        make()
 
 
 ASK = ["plan", "--users", "600", "--epsilon", "1", "--delta", "1e-5", "--participations", "4", "--max-cohort", "300"]
@@ -384,36 +346,16 @@ def test_at_a_hopeless_budget_no_program_is_printed() -> None:
     assert told["recipes"]
 
 
-def test_the_command_prints_a_table_python_and_a_run_configuration() -> None:
+def test_the_command_prints_a_table_a_program_and_a_run_configuration_or_json() -> None:
     result = CliRunner().invoke(app, ASK, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    for words in (
-        "zero out one user",
-        "dp-sgd",
-        "sampling: the one named with it, else none; method: that of the sampling's accountant",
-        "leaves 0.",
-        "Plan.calibrated(",
-        "flwr run simulations --stream --run-config '",
-        "a task of 600 users",
-        "secret: none",
-    ):
+    for words in ("zero out one user", "dp-sgd", "leaves 0.", "Plan.calibrated(", "--run-config '", "secret: none"):
         assert words in result.stdout
-
-
-def test_json() -> None:
-    result = CliRunner().invoke(app, [*ASK, "--json", "--clip-norm", "2"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["users"] == 600
-    assert {"epsilon", "delta", "adjacency", "method"} <= set(found)
+    found = json.loads(CliRunner().invoke(app, [*ASK, "--json", "--clip-norm", "2"]).stdout)
+    assert {"users", "epsilon", "delta", "adjacency", "method"} <= set(found)
     best = found["recipes"][0]
     assert best["loss"] == min(one["loss"] for one in found["recipes"])
-    recipe = Recipe(
-        **{
-            name: best[name]
-            for name in ("mechanism", "sampling", "users", "steps", "participations", "schedule", "momentum")
-        }
-    )
+    recipe = Recipe(**{name: best[name] for name in Recipe.__dataclass_fields__})
     assert best["learning_rate"] == pytest.approx(best["progress"] / unit_progress(recipe) / 2)
 
 

@@ -194,7 +194,7 @@ def test_a_proxy_is_not_called_public_silently() -> None:
 
     with pytest.raises(ValueError, match="must not"):
         rehearse(PROBLEM, never, public=False)
-    for wrong in ({"recipes": 0}, {"processes": 0}):
+    for wrong in ({"recipes": 0}, {"processes": 0}, {"repeats": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             rehearse(PROBLEM, never, public=True, **wrong)
 
@@ -297,19 +297,3 @@ def test_the_command_line_takes_a_function_by_its_name(tmp_path: Path, monkeypat
     assert shown.exit_code == 0, shown.output
     assert "score" in shown.stdout
     assert f"{first['score']:.3g} (7)" in shown.stdout
-
-
-def test_a_seed_decides_everything() -> None:
-    start = np.zeros(50, np.float32)
-    first, again, other = (Rehearsal(PLANNED, seed=seed).descend(start, still, 60) for seed in (1, 1, 2))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-def test_repeats_are_more_seeds() -> None:
-    peak = Peak(PROBLEM, 0, RATES[1])
-    best = rehearse(PROBLEM, peak, public=True, recipes=1, repeats=2)[0]
-    assert best.rehearsals == 14
-    assert {one.seed for one in peak.asked} == set(range(14))
-    with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
-        rehearse(PROBLEM, peak, public=True, repeats=0)

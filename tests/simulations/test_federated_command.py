@@ -70,11 +70,6 @@ def test_the_same_models_with_momentum_and_a_schedule(tmp_path, monkeypatch) -> 
     assert apart(there, central(replace(point, schedule="linear"), monkeypatch), start) > 20 * ROUNDING
 
 
-def test_another_optimiser_has_no_command() -> None:
-    with pytest.raises(ValueError, match="adam"):
-        run_config(replace(POINT, optimizer="adam"), users=1260)
-
-
 def test_with_poisson_sampling_only_the_draws_are_others(tmp_path, monkeypatch) -> None:
     point = replace(POINT, mechanism="dp-sgd", sampling="poisson")
     there = federated(run_config(point, users=1260), tmp_path, monkeypatch)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from app_runs import DEFAULTS
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 
+from fedcgd.clipping.flat_models import flatten
 from fedcgd_flower import IncompleteRunError
 from fedcgd_flower.cohort import CohortSelector
+from fedcgd_simulations import client_app as client_module
 from fedcgd_simulations import server_app
 from fedcgd_simulations.client_app import app as client_app
 from fedcgd_simulations.task import Examples
@@ -126,3 +129,54 @@ def test_the_test_examples_are_drawn_by_the_seed_and_not_the_first() -> None:
     assert some.inputs[:, 0].tolist() != server_app.some_of(examples, 400, seed=2).inputs[:, 0].tolist()
     for number in (0, 1000, 10**6):
         assert len(server_app.some_of(examples, number, seed=1)) == 1000
+
+
+def test_the_average_of_released_models_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After t updates it keeps min(decay, (1 + t)/(10 + t)) of itself."""
+    judged: list[np.ndarray] = []
+
+    def keep(model, *_) -> float:
+        judged.append(flatten(model).numpy().copy())
+        return 0.0
+
+    monkeypatch.setattr(server_app, "evaluate", keep)
+    run(tmp_path / "last.json", rounds=4)
+    last, judged = judged[-5:], []  # the first judgement of a run measures how long one takes
+    run(tmp_path / "mean.json", rounds=4, average=0.3)
+    mean = last[0]
+    for t, (model, found) in enumerate(zip(last, judged[-5:], strict=True)):
+        mean = model if t == 0 else mean + (1 - min(0.3, (1 + t) / (10 + t))) * (model - mean)
+        np.testing.assert_allclose(found, mean, atol=1e-6)
+    assert np.abs(judged[-1] - last[-1]).max() > 0.01
+
+
+def test_a_task_without_augmentation_is_refused_before_any_round(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="digits for this model have no augmentation"):
+        run(tmp_path / "run.json", augmentations=2)
+
+
+def test_the_mean_gradient_of_an_examples_copies_is_what_a_user_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of a digit that are it and its negative, by turns: half of each gradient, made by hand."""
+    made = get_task("digits")
+    signs = torch.tensor([1.0, -1.0])
+
+    def negated(inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * signs.repeat(len(inputs) // 2)[:, None]
+
+    for module in (server_app, client_module):
+        monkeypatch.setattr(module, "get_task", lambda name, **_: replace(made, augment=negated))
+    client_module._material.cache_clear()
+    models: list[np.ndarray] = []
+    monkeypatch.setattr(server_app, "evaluate", lambda model, *_: models.append(flatten(model).numpy().copy()) or 0.0)
+    run(tmp_path / "run.json", rounds=1, cohort=1260, epsilon=1e9, augmentations=2, **{"learning-rate": 1.0})
+    client_module._material.cache_clear()
+    model, train, total = made.model(0), made.load().train, torch.zeros(650)
+    for picture, label in zip(train.inputs, train.targets, strict=True):
+        model.zero_grad()
+        made.loss(model(negated(picture.repeat(2, 1))), label.repeat(2)).mean().backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        total -= gradient / max(1.0, float(gradient.norm()))
+    np.testing.assert_allclose(models[-1] - models[-2], total / 1260, atol=2e-4)
+    assert total.abs().max() > 10

@@ -43,6 +43,9 @@ def test_a_misspelled_mechanism_is_refused_before_any_work(text: str) -> None:
         ({"schedule": "steps"}, "schedule must be one of constant, linear, cosine, got 'steps'"),
         ({"momentum": 1}, "momentum must be in"),
         ({"momentum": 0.9, "optimizer": "adam"}, "0 with an optimizer other than sgd, got 0.9 with adam"),
+        ({"average": 1.0}, r"average must be in \[0, 1\), got 1.0"),
+        ({"augmentations": -1}, "augmentations must be at least 0, got -1"),
+        ({"augmentations": 2, "local-epochs": 1}, "augmentations must be 0 with local epochs, got 2"),
     ],
 )
 def test_how_the_server_moves_the_model_is_checked_before_any_work(change, message) -> None:

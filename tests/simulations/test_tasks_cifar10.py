@@ -87,3 +87,23 @@ def test_a_truncated_binary_file_is_refused(tmp_path):
 
 def test_what_is_fetched_is_used(tmp_path):
     assert len(load(tmp_path, fetch=lambda folder: write_binary(folder / "cifar-10-batches-bin")).test) == 10
+
+
+def test_pictures_are_shifted_and_mirrored_and_features_are_not():
+    pictures = torch.rand(64, 3, 32, 32)
+    found = get_task("cifar10").augmented(pictures, 2)
+    assert found.shape == (128, 3, 32, 32)
+    wide = np.pad(pictures.numpy(), ((0, 0), (0, 0), (4, 4), (4, 4)), mode="reflect")
+    seen = set()
+    for place, picture in enumerate(found.numpy()):
+        [(y, x, way)] = [
+            (y, x, way)
+            for y in range(9)
+            for x in range(9)
+            for way in (1, -1)
+            if np.array_equal(picture, wide[place // 2, :, y : y + 32, x : x + 32][:, :, ::way])
+        ]
+        seen.add((y, x, way))
+    assert len(seen) > 60  # of 162
+    with pytest.raises(ValueError, match="no augmentation"):
+        get_task("cifar10", model="scattering").augmented(pictures, 2)

@@ -141,23 +141,6 @@ def test_damaged_embeddings_are_made_again(tmp_path, counted, content):
     assert len(counted) == 2
 
 
-def test_states_are_kept_with_half_the_digits(tmp_path, monkeypatch):
-    made = []
-
-    def states_below(texts, *, length):
-        made.append(texts)
-        return torch.full((len(texts), length, 384), 1 / 3).half()
-
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
-    monkeypatch.setattr(minilm, "states_below", states_below)
-    first, again = minilm.minilm_states(["a", "b"], length=3), minilm.minilm_states(["a", "b"], length=3)
-    assert torch.equal(first, again)
-    assert first.dtype == again.dtype == torch.float32
-    assert made == [["a", "b"]]
-    (file,) = tmp_path.iterdir()
-    assert file.stat().st_size < 2 * 2 * 3 * 384 + 200
-
-
 def starts_as_the_embeddings(texts, length):
     """The last block on kept states gives MiniLM's embeddings; padding is zero, and makes no difference."""
     model = minilm_last_block(3).eval()

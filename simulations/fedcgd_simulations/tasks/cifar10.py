@@ -3,6 +3,7 @@
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.models.vit import vit
 from fedcgd_simulations.models.wideresnet import wideresnet
-from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classification, data_folders, split
+from fedcgd_simulations.task import (
+    DATA_VARIABLE,
+    Data,
+    Examples,
+    Task,
+    classification,
+    data_folders,
+    shifted_and_mirrored,
+    split,
+)
 
 CACHE = Path.home() / ".cache" / "fedcgd"
 
@@ -40,7 +50,9 @@ def task(model: str | None, data_dir: Path | None) -> Task:
         **{f"{name}-lora": partial(vit, name, lora_rank=8) for name in ("vit-b-16", "vit-l-16", "vit-h-14")},
     }
     factory = choose("cifar10", model, factories)
-    return classification("cifar10", lambda: load(data_dir, angles=ANGLES.get(model or "")), factory)
+    angles = ANGLES.get(model or "")
+    made = classification("cifar10", lambda: load(data_dir, angles=angles), factory)
+    return made if angles else replace(made, augment=shifted_and_mirrored)
 
 
 def load(data_dir: Path | None, fetch: Callable[[Path], None] | None = None, *, angles: int | None = None) -> Data:

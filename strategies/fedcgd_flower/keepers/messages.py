@@ -4,7 +4,7 @@ All questions to keepers are train messages, because a mod sees only messages fo
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,23 @@ from fedcgd.keepers import (
     EVALUATION,
     TRAINING,
     Agreement,
-    KeeperKey,
     Keepers,
     Kind,
     Masked,
     NodeParticipations,
-    Opening,
-    Refusal,
     RefusedError,
     mask,
     service,
 )
 from fedcgd.keepers.cards import SEALED_BYTES
-from fedcgd.keepers.masks import TICKET_BYTES, Residues
-from fedcgd.keepers.wire import MOST_LINE, answer_from_bytes, proof, to_bytes
+from fedcgd.keepers.masks import TICKET_BYTES
+from fedcgd.keepers.wire import MOST_LINE
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.support.untrusted import conform, parse_json
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.layout import view
-from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, has_keepers, question_of
+from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, question_of, read_flat
+from fedcgd_flower.problems import RejectionReason
 
 
 @dataclass(frozen=True)
@@ -84,26 +82,17 @@ def masked_reply(request: Message, task: TrainTask, masked: Masked, present: Seq
     return Message(content, reply_to=request)
 
 
-def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Masked | str:
-    """The masked integers in a reply that is no error, or why it is none."""
-    content, agreement = reply.content, masking.agreement
-    if TASK not in content.config_records:
-        return "without fedcgd's mod"
-    if set(content.array_records) != {UPDATE} or set(content.array_records[UPDATE]) != {FLAT}:
-        return "wrong arrays"
-    description = content.config_records[TASK]
-    if set(content) != {TASK, UPDATE} or not set(description) <= _REPLY_FIELDS:
-        return "altered reply"  # nobody asked for more, and nobody reads it
-    if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
-        return "wrong round"
+def read_masked_reply(reply: Message | None, task: TrainTask, masking: Masking) -> Masked | RejectionReason:
+    """The masked integers in a reply, or why there are none."""
+    read = read_flat(reply, task, _REPLY_FIELDS, np.uint32 if masking.agreement.bits == 32 else np.uint64)
+    if isinstance(read, str):
+        return read
+    description, residues = read
     ticket, sealed = description.get("ticket"), description.get("sealed")
     if not isinstance(ticket, bytes) or len(ticket) != TICKET_BYTES:
         return "wrong arrays"
     if not isinstance(sealed, bytes) or len(sealed) != SEALED_BYTES * len(masking.present):
         return "wrong arrays"
-    residues = _residues(content.array_records[UPDATE], agreement)
-    if residues is None:
-        return "wrong type"
     parts = [sealed[start : start + SEALED_BYTES] for start in range(0, len(sealed), SEALED_BYTES)]
     return Masked(residues, ticket, dict(zip(masking.present, parts, strict=True)))
 
@@ -111,69 +100,24 @@ def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Mask
 _REPLY_FIELDS = {"round", "attempt", "ticket", "sealed"}
 
 
-def _residues(arrays: ArrayRecord, agreement: Agreement) -> Residues | None:
+# Questions to keepers, and their answers, as `fedcgd.keepers.wire` writes both.
+
+
+def keeper_question(node_id: int, question: str, request: bytes) -> Message:
+    """A question to the keeper that a node may be: "/who", "/check" or "/open"."""
+    asked = ConfigRecord({"question": question, "request": request})
+    return Message(RecordDict({KEEPERS: asked}), dst_node_id=node_id, message_type=MessageType.TRAIN)
+
+
+def read_answer(reply: Message) -> bytes:
+    """A keeper's answer; b"" if there is none, as of a node that is no keeper."""
     try:
-        value: Any = view(arrays[FLAT])
+        return view(reply.content.array_records[UPDATE][FLAT]).tobytes()
     except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
-        return None
-    wanted = np.dtype(f"u{agreement.bits // 8}")
-    if not isinstance(value, np.ndarray) or value.dtype != wanted or value.shape != (agreement.size,):
-        return None
-    return value
-
-
-# Questions to keepers.
-
-
-def keeper_query(node_id: int, challenges: Mapping[str, bytes]) -> Message:
-    """The question which keeper a node is: for each keeper's name a challenge that is sealed to its card."""
-    return _question(
-        node_id, {"question": "who", **{f"challenge {name}": sealed for name, sealed in challenges.items()}}
-    )
-
-
-def opening_request(node_id: int, agreement: Agreement, opening: Opening, *, check: bool) -> Message:
-    """The request to open a round; with `check` only to say which seeds could not be opened."""
-    return _question(node_id, {"question": "check" if check else "open", "request": to_bytes(agreement, opening)})
-
-
-def _question(node_id: int, asked: dict[str, Any]) -> Message:
-    return Message(RecordDict({KEEPERS: ConfigRecord(asked)}), dst_node_id=node_id, message_type=MessageType.TRAIN)
+        return b""
 
 
 _MASKING = {"agreement": str, "present": [str], str: object}
-
-
-# A keeper's reply.
-
-
-def identity_reply(request: Message, name: str, proof: bytes) -> Message:
-    """The reply of a keeper that has opened its challenge; an empty name is no keeper's."""
-    return Message(RecordDict({KEEPERS: ConfigRecord({"keeper": name, "proof": proof})}), reply_to=request)
-
-
-def read_identity(reply: Message) -> tuple[str, bytes]:
-    """The name of the keeper and its proof; ("", b"") if the reply is no keeper's."""
-    if reply.has_error() or not has_keepers(reply):
-        return "", b""
-    fields = reply.content.config_records[KEEPERS]
-    name, proof = fields.get("keeper"), fields.get("proof")
-    return (name, proof) if isinstance(name, str) and isinstance(proof, bytes) else ("", b"")
-
-
-def opened_reply(request: Message, answer: bytes) -> Message:
-    """A keeper's answer, as `fedcgd.keepers.wire` writes it."""
-    flat = Array(np.frombuffer(answer, np.uint8))
-    return Message(RecordDict({UPDATE: ArrayRecord({FLAT: flat})}), reply_to=request)
-
-
-def read_opened(reply: Message, agreement: Agreement) -> Residues | Refusal | None:
-    """What a keeper answered; None if nothing that can be read came."""
-    try:
-        return answer_from_bytes(view(reply.content.array_records[UPDATE][FLAT]).tobytes(), agreement)
-    except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
-        return None
-
 
 CONFIGURED = "keeper"
 """Under which a node's configuration names the file of the keeper's key."""
@@ -204,16 +148,12 @@ def masked_answer(
     is_evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
     masking = Masking.from_message(message, keepers, EVALUATION if is_evaluation else TRAINING)
     agreement = masking.agreement
-    asked = (task.size, task.clipping.grid.step)
-    if asked != (agreement.size, agreement.step):
+    asked, agreed = (task.size, task.clipping.grid.step), (agreement.size, agreement.step)
+    norm, most = task.clipping.norm, agreement.plan.clip_norm
+    if asked != agreed or not norm <= most * (1 + 2.0**-40):  # the norm was computed on two machines
         raise ValueError(
-            f"the server asks for {asked[0]} coordinates in steps of {asked[1]:g}, and its keepers make noise for "
-            f"{agreement.size} in steps of {agreement.step:g}"
-        )
-    if not task.clipping.norm <= agreement.plan.clip_norm * (1 + 2.0**-40):  # the norm was computed on two machines
-        raise ValueError(
-            f"the server asks for updates of norm {task.clipping.norm:g}, and its keepers make noise for "
-            f"{agreement.plan.clip_norm:g}"
+            f"the server asks for {asked[0]} coordinates in steps of {asked[1]:g} and updates of norm {norm:g}, and its keepers "
+            f"make noise for {agreed[0]} in steps of {agreed[1]:g} and norm {most:g}"
         )
     agreement.info(task.round, task.attempt, masking.present)  # refused before any work
     if (counts := context.node_config.get(PARTICIPATIONS, "")) != "":
@@ -255,16 +195,10 @@ def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask, users: int
 
 def answer_question(message: Message, context: Context, keepers: Keepers | None) -> Message:
     """The reply to a question to a keeper; `question_of` says whether a message is one."""
-    key_file = context.node_config.get(CONFIGURED)
-    if keepers is None or not isinstance(key_file, str) or not key_file:
-        return identity_reply(message, "", b"")
-    asked = message.content.config_records[KEEPERS]
-    question = question_of(message)
-    if question == "who":
-        key = KeeperKey.from_file(key_file)
-        name = keepers.card_of(key).name
-        sealed = asked.get(f"challenge {name}")
-        return identity_reply(message, name, proof(key, sealed if isinstance(sealed, bytes) else b""))
-    request = asked.get("request")
-    answer = service.answer(Path(key_file), keepers, f"/{question}", request if isinstance(request, bytes) else b"")
-    return opened_reply(message, answer or b"")
+    answer, key_file = None, context.node_config.get(CONFIGURED)
+    if keepers is not None and isinstance(key_file, str) and key_file:
+        request = message.content.config_records[KEEPERS].get("request")
+        asked = request if isinstance(request, bytes) else b""
+        answer = service.answer(Path(key_file), keepers, question_of(message) or "", asked)
+    flat = Array(np.frombuffer(answer or b"", np.uint8))
+    return Message(RecordDict({UPDATE: ArrayRecord({FLAT: flat})}), reply_to=message)

@@ -7,11 +7,10 @@ integers and noised sums.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from logging import INFO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -35,7 +34,6 @@ from fedcgd_flower.flower_private import log, log_warning
 from fedcgd_flower.keepers.messages import Masking, read_masked_reply
 from fedcgd_flower.keepers.transport import Transport, transport_of
 from fedcgd_flower.noise_provider import NoiseParties, NoiseUnavailableError, Replies, Results, ServerNoise, Sums
-from fedcgd_flower.problems import RejectionReason, rejection_reason
 from fedcgd_flower.users import node_name
 
 _MOST_SPENT = (
@@ -43,47 +41,8 @@ _MOST_SPENT = (
 )
 
 
-@dataclass(frozen=True)
-class MaskedSum:
-    """The sum of the masked integers of the nodes on the list, and what they sealed."""
-
-    total: Residues
-    members: tuple[Masked, ...]
-    """Their residues are in `total`, and kept so that a node can be taken off the list."""
-    nodes: tuple[int, ...] = ()
-    """At which node each of `members` is."""
-
-
-def sum_of_masked_replies(replies: Replies, masking: Masking) -> tuple[MaskedSum, Results]:
-    """(Σ masked integers; for each reply the users that were asked there, or why it was dropped).
-
-    How many of a node's users took part, nobody knows but the node.
-    """
-    agreement = masking.agreement
-    total: Residues = np.zeros(agreement.size, f"u{agreement.bits // 8}")
-    members: list[Masked] = []
-    nodes: list[int] = []
-    results: Results = []
-    tickets: set[bytes] = set()
-    for reply, task in replies:
-        read: Masked | RejectionReason
-        if reply is None:
-            read = "no answer"
-        elif reply.has_error():
-            read = rejection_reason(reply.error)
-        else:
-            read = cast(Masked | RejectionReason, read_masked_reply(reply, task, masking))
-        if isinstance(read, Masked) and read.ticket in tickets:
-            read = "not asked for"
-        if not isinstance(read, Masked):
-            results.append(read)
-            continue
-        tickets.add(read.ticket)
-        add(total, read.residues)
-        members.append(read)
-        nodes.append(task.node)
-        results.append(len(task.users))
-    return MaskedSum(total, tuple(members), tuple(nodes)), results
+Members = list[tuple[Masked, int]]
+"""What the nodes on the list sent, and which nodes they are."""
 
 
 class Openings(ServerNoise):
@@ -155,98 +114,90 @@ class Openings(ServerNoise):
             return f"{len(present)} of {needed} keepers were reachable; missing: {missing}"
         return Masking(agreed, present)
 
-    def sum_of(self, replies: Replies, terms: Masking, size: int) -> tuple[MaskedSum, Results]:
-        """The sum of masked replies: nobody can read it yet."""
-        return sum_of_masked_replies(replies, terms)
+    def sum_of(self, replies: Replies, terms: Masking, size: int) -> tuple[Members, Results]:
+        """The masked replies, of which nobody can read a sum yet; for each the users that were asked there, or why it is dropped.
+
+        How many of a node's users took part, nobody knows but the node.
+        """
+        members: Members = []
+        results: Results = []
+        tickets: set[bytes] = set()
+        for reply, task in replies:
+            read = read_masked_reply(reply, task, terms)
+            if not isinstance(read, Masked) or read.ticket in tickets:
+                results.append("not asked for" if isinstance(read, Masked) else read)
+                continue
+            tickets.add(read.ticket)
+            members.append((read, task.node))
+            results.append(len(task.users))
+        return members, results
 
     def add_noise(
-        self, total: MaskedSum, releases: ReleaseProtocol, attempt: int, terms: Masking, grid: Grid
+        self, total: Members, releases: ReleaseProtocol, attempt: int, terms: Masking, grid: Grid
     ) -> Integers:
         """Σ updates + Σ shares of the noise, in steps, int64, of the round that comes next on the record of `releases`.
 
         From the moment in which keepers are asked to open it the round is released or consumed.
 
         Raises:
-            NoiseUnavailableError: as `checked` and `noised`.
+            NoiseUnavailableError: as `_readable`; if too few nodes are left; and, when the round is consumed, if a keeper refuses
+                or is gone, or the sum is longer than updates and noise can be.
         """
-        masking, summed = terms, total
-        round = releases.count
-        summed = self.checked(grid, masking, round, attempt, summed)
-        if len(summed.members) < self._keepers.nodes:
+        members = self._readable(grid, terms, releases.count, attempt, total)
+        if len(members) < self._keepers.nodes:
             raise NoiseUnavailableError(
-                f"{plural(len(summed.members), 'node has', 'nodes have')} answered, and the keepers' file says that a sum is of "
+                f"{plural(len(members), 'node has', 'nodes have')} answered, and the keepers' file says that a sum is of "
                 f"at least {self._keepers.nodes}: ask more users a round, or agree on another number with all parties"
             )
-        asked = next(iter(self._requests(masking, round, attempt, summed).values()))
-        listed = list_hash(masking.agreement, asked)
-        releases.leave_noise_to_others(self._ledger.record_opening(round, attempt, listed, masking.present))
-        return self.noised(grid, masking, round, attempt, summed)
+        agreement = terms.agreement
+        requests = self._requests(terms, releases.count, attempt, members)
+        listed = list_hash(agreement, requests[terms.present[0]])
+        releases.leave_noise_to_others(self._ledger.record_opening(releases.count, attempt, listed, terms.present))
+        answers = self._transport.ask(grid, agreement, requests, check=False, patience=self._patience)
+        residues: Residues = np.zeros(agreement.size, f"u{agreement.bits // 8}")
+        for member, _ in members:
+            add(residues, member.residues)
+        for name, answer in answers.items():
+            if answer is None or isinstance(answer, Refusal):
+                self._check_always = self._check_first = True
+                raise NoiseUnavailableError(f"keeper {name}: {answer.reason if answer else 'no answer'}")
+            add(residues, answer)
+        self._check_first = self._check_always
+        noised = lifted(residues)
+        self._check_length(noised, terms)
+        return noised
 
-    def checked(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> MaskedSum:
-        """`summed` without the nodes whose seeds a keeper could not open, where that is to be asked first.
+    def _readable(self, grid: Grid, masking: Masking, round: int, attempt: int, members: Members) -> Members:
+        """`members` without the nodes whose seeds a keeper could not open, where that is to be asked first.
 
         It is in the first round of a process, when parties may still disagree, and in all after a refusal: else one node
         could spend every round.
 
         Raises:
-            NoiseUnavailableError: if a keeper is gone or refuses, or no node is left; nothing is spent.
+            NoiseUnavailableError: if a keeper is gone or refuses; nothing is spent.
         """
         gone = set(masking.present) - set(self._transport.present(grid, 0.0))
         if gone:
             raise NoiseUnavailableError(f"keepers {', '.join(sorted(gone))} are gone")
         if not self._check_first:
-            return summed
-        requests = self._requests(masking, round, attempt, summed)
+            return members
+        requests = self._requests(masking, round, attempt, members)
         answers = self._transport.ask(grid, masking.agreement, requests, check=True, patience=self._patience)
         bad: set[int] = set()
         for name, answer in answers.items():
             if not isinstance(answer, Refusal) or answer.reason:
                 reason = answer.reason if isinstance(answer, Refusal) else "no answer"
                 raise NoiseUnavailableError(f"keeper {name}: {reason}")
-            bad |= {i for i in answer.unreadable if 0 <= i < len(summed.members)}
-        if not bad:
-            return summed
-        named = {node.node_id: node.name for node in grid.get_nodes()}
-        who = ", ".join(node_name(summed.nodes[i], named.get(summed.nodes[i], "")) for i in sorted(bad))
-        log_warning(
-            f"{len(bad)} of {len(summed.members)} nodes cannot be opened, because they see another keepers.toml, or cheat; "
-            f"they are left out: {who}"
-        )
-        self._check_always = True
-        if len(bad) == len(summed.members):
-            raise NoiseUnavailableError("the keepers can open no node's seeds: all parties need the same keepers.toml")
-        members, nodes = zip(
-            *(
-                (one, node)
-                for i, (one, node) in enumerate(zip(summed.members, summed.nodes, strict=True))
-                if i not in bad
-            ),
-            strict=True,
-        )
-        total: Residues = np.zeros_like(summed.total)
-        for member in members:
-            add(total, member.residues)
-        return MaskedSum(total, members, nodes)
-
-    def noised(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> Integers:
-        """Σ updates + Σ shares of the noise, in steps, int64.
-
-        Raises:
-            NoiseUnavailableError: if a keeper refuses or is gone, or the sum is longer than updates and noise can be.
-        """
-        agreement = masking.agreement
-        requests = self._requests(masking, round, attempt, summed)
-        answers = self._transport.ask(grid, agreement, requests, check=False, patience=self._patience)
-        total = summed.total
-        for name, answer in answers.items():
-            if answer is None or isinstance(answer, Refusal):
-                self._check_always = self._check_first = True
-                raise NoiseUnavailableError(f"keeper {name}: {answer.reason if answer else 'no answer'}")
-            add(total, answer)
-        self._check_first = self._check_always
-        noised = lifted(total)
-        self._check_length(noised, masking)
-        return noised
+            bad |= {i for i in answer.unreadable if 0 <= i < len(members)}
+        if bad:
+            self._check_always = True
+            named = {node.node_id: node.name for node in grid.get_nodes()}
+            who = ", ".join(node_name(members[i][1], named.get(members[i][1], "")) for i in sorted(bad))
+            log_warning(
+                f"{len(bad)} of {len(members)} nodes cannot be opened, because they see another keepers.toml, or cheat; "
+                f"they are left out: {who}"
+            )
+        return [member for i, member in enumerate(members) if i not in bad]
 
     def _check_length(self, noised: Integers, masking: Masking) -> None:
         """Raise NoiseUnavailableError if the sum cannot be one of clipped updates and noise: somebody's masks do not fit.
@@ -267,7 +218,7 @@ class Openings(ServerNoise):
                 f"{most:.3g}: a node or a keeper sent something else"
             )
 
-    def _requests(self, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> dict[str, Opening]:
+    def _requests(self, masking: Masking, round: int, attempt: int, members: Members) -> dict[str, Opening]:
         after: dict[str, int] = {}
         for opened in self._ledger.openings():
             if opened.state == "released" and opened.round < round:
@@ -277,8 +228,8 @@ class Openings(ServerNoise):
                 round=round,
                 attempt=attempt,
                 present=masking.present,
-                tickets=tuple(member.ticket for member in summed.members),
-                sealed=tuple(member.sealed[name] for member in summed.members),
+                tickets=tuple(member.ticket for member, _ in members),
+                sealed=tuple(member.sealed[name] for member, _ in members),
                 after=after.get(name),
             )
             for name in masking.present

@@ -1,6 +1,5 @@
 """How the server reaches keepers: nodes that prove which keeper they are, services, or simulated ones in its own process."""
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -13,10 +12,10 @@ from flwr.serverapp import Grid
 
 from fedcgd.keepers import Agreement, Keeper, Keepers, Opening, Refusal, service
 from fedcgd.keepers.masks import Residues
-from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, proof_of, to_bytes
+from fedcgd.keepers.wire import answer_from_bytes, challenges, to_bytes
 from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.grid import UnreadableReplyError, pull, push, send_and_receive
-from fedcgd_flower.keepers.messages import keeper_query, opening_request, read_identity, read_opened
+from fedcgd_flower.keepers.messages import keeper_question, read_answer
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class KeeperNodes(Transport):
         super().__init__(keepers)
         self._nodes: dict[str, int] = {}
         self._others: set[int] = set()
-        self._asked: dict[int, tuple[Message, dict[str, bytes]]] = {}
+        self._asked: dict[int, tuple[Message, dict[bytes, str]]] = {}
 
     def _reachable(self, grid: Grid) -> Collection[str]:
         self._look(grid)
@@ -135,10 +134,11 @@ class KeeperNodes(Transport):
     ) -> Mapping[str, Answer]:
         self._look(grid)
         asked = [name for name in openings if name in self._nodes]
-        requests = [opening_request(self._nodes[name], agreement, openings[name], check=check) for name in asked]
+        question = "/check" if check else "/open"
+        requests = [keeper_question(self._nodes[name], question, to_bytes(agreement, openings[name])) for name in asked]
         answers: dict[str, Answer] = {}
         for name, reply in zip(asked, send_and_receive(grid, requests, within) if requests else [], strict=True):
-            answers[name] = None if reply is None else read_opened(reply, agreement)
+            answers[name] = None if reply is None else answer_from_bytes(read_answer(reply), agreement)
             if answers[name] is None:  # gone, or failing: whoever has its key may come back as another node
                 del self._nodes[name]
         return answers
@@ -152,26 +152,24 @@ class KeeperNodes(Transport):
         known = self._others | set(self._nodes.values()) | self._asked.keys()
         queries = []
         for node_id in sorted(connected - known):
-            challenges = {card.name: os.urandom(32) for card in self._keepers.cards}
-            sealed = {card.name: card.seal(challenges[card.name], CHALLENGE) for card in self._keepers.cards}
-            queries.append(keeper_query(node_id, sealed))
-            self._asked[node_id] = queries[-1], challenges
+            proofs, sealed = challenges(self._keepers)
+            queries.append(keeper_question(node_id, "/who", sealed))
+            self._asked[node_id] = queries[-1], proofs
         gone = {reply.metadata.src_node_id for reply in push(grid, queries)} if queries else set()
         self._asked = {node: asked for node, asked in self._asked.items() if node in connected and node not in gone}
-        for node_id, (query, challenges) in list(self._asked.items()):
-            name, proof = "", b""
+        for node_id, (query, proofs) in list(self._asked.items()):
+            name = None
             try:
-                reply = pull(grid, query.metadata.message_id)
-                if reply is None:
+                if (reply := pull(grid, query.metadata.message_id)) is None:
                     continue
-                name, proof = read_identity(reply)
+                name = proofs.get(read_answer(reply))
             except UnreadableReplyError:
                 pass
             del self._asked[node_id]
-            if name in challenges and proof == proof_of(challenges[name]):
-                self._nodes[name] = node_id
-            else:
+            if name is None:
                 self._others.add(node_id)
+            else:
+                self._nodes[name] = node_id
 
 
 class KeeperServices(Transport):
@@ -192,17 +190,10 @@ class KeeperServices(Transport):
         return dict(zip(openings, read, strict=True))
 
     def _reachable(self, grid: Grid) -> Collection[str]:
+        proofs, sealed = challenges(self._keepers)
         names = self._keepers.names
-        challenges = [os.urandom(32) for _ in names]
-        sealed = [
-            card.seal(challenge, CHALLENGE) for card, challenge in zip(self._keepers.cards, challenges, strict=True)
-        ]
-        proofs = self._asked(names, "/who", sealed, WAITS.most_words, WAITS.proof)
-        return [
-            name
-            for name, challenge, proof in zip(names, challenges, proofs, strict=True)
-            if proof == proof_of(challenge)
-        ]
+        answers = self._asked(names, "/who", [sealed] * len(names), WAITS.most_words, WAITS.proof)
+        return [name for name, answer in zip(names, answers, strict=True) if proofs.get(answer or b"") == name]
 
     def _asked(
         self, names: Sequence[str], question: str, requests: Sequence[bytes], most: int, within: float
