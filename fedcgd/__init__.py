@@ -15,7 +15,9 @@ from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fedcgd import opacus
-    from fedcgd.accounting import Guarantee, accountant, calibrate, compose, compute_delta, compute_epsilon
+    from fedcgd.accounting.calibration import accountant, calibrate, compute_delta, compute_epsilon
+    from fedcgd.accounting.compose import compose
+    from fedcgd.accounting.guarantee import Guarantee
     from fedcgd.accounting.selection import select_lambda
     from fedcgd.ledger import JointBudget, Ledger
     from fedcgd.mechanisms import (

@@ -30,6 +30,7 @@ LONG = {
     "a program or page that is not installed": (
         "experiments",
         "simulations",
+        "project/test_containers.py",
         "project/test_documentation_site.py",
         "project/test_example_flower.py",
         "project/test_example_language.py",

@@ -92,7 +92,7 @@ def small():
     return Public(torch.nn.Linear(4, 3), cross_entropy, torch.randn(60, 4), classes=3)
 """
 NEEDED_BY = {"torch": {"torch", "simulation", "gpu", "opacus", "nlp", "trainers"}, "flwr": {"flower", "simulation"}}
-NEEDED_BY |= {"opacus": {"opacus", "trainers"}, "matplotlib": {"plots", "simulation"}, "triton": {"gpu"}}
+NEEDED_BY |= {"opacus": {"opacus", "trainers"}, "matplotlib": {"simulation"}, "triton": {"gpu"}}
 """Which extras bring a package."""
 
 
@@ -203,14 +203,6 @@ def numpy_run(on: Installed) -> None:
     recorded(on, "numpy.db")
 
 
-def plots(on: Installed) -> None:
-    """`--plot` of the command that has one and needs nothing else."""
-    command = f"account --mechanism lambda-cgd:0.5 --rounds 10 --separation 5 {BUDGET} --plot curve.svg"
-    on.expect(0, "fedcgd", *command.split())
-    if not (on.work / "curve.svg").is_file():
-        on.failures.append("curve.svg is not drawn")
-
-
 def curvature(on: Installed) -> None:
     """A model's curvature, and noise that is fitted to it."""
     (on.work / "mine.py").write_text(CURVATURE)
@@ -235,7 +227,6 @@ def readme(on: Installed) -> None:
 CHECKS: dict[str, tuple[Callable[[Installed], None], ...]] = {
     "base": (readme, keepers),
     "flower": (numpy_run, readme),
-    "plots": (plots,),
     "torch": (curvature, readme),
     "opacus": (readme,),
 }

@@ -139,9 +139,9 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     out = [run for run in runs if run.rounds_released]
     known = [run.gaussian_mu() for run in out]
     epsilon = _gaussian(known, delta)
-    exact = all(loss.proof.exact for loss in known)
-    method = "exact composition of Gaussian mechanisms" + ("" if exact else ", of upper bounds on their losses")
     risk, sampled = 0.0, any(run.participation.is_secret for run in out)
+    exact = all(loss.proof.exact for loss in known) and not sampled
+    method = "exact composition of Gaussian mechanisms" + ("" if exact else ", of upper bounds on their losses")
     if sampled:
         method += ", without the amplification of any sampling"
         found, failure = _amplified(out, known, delta, epsilon, progress)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import get_args
+from typing import Literal, get_args
 
 from fedcgd.accounting.calibration import accountant
 from fedcgd.accounting.coverage import NegativeEntryError, most_bands, nothing_to_choose
@@ -21,7 +21,9 @@ from fedcgd.optimisation.bands import power_bandwidths
 from fedcgd.optimisation.damping import DAMPED, damped
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
-from fedcgd.support.choices import LambdaObjective as Objective
+
+Objective = Literal["rmse", "max-se", "amplified-rmse", "excess", "curvature"]
+"""What the λ of λ-CGD makes least."""
 
 PRACTICAL_DIVISOR = 3.0
 """The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle. That is for a

@@ -9,12 +9,11 @@ STYLE = """
 @media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e6e8ee; --soft: #a9afbd; --line: #464b59; --good: #12291a; --bad: #331716; }
   body { background: #15171d; }
-  figure svg { filter: invert(1) hue-rotate(180deg); }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.8rem; margin: 0; }
 h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid var(--line); }
-.small, figcaption { color: var(--soft); font-size: .9rem; }
+.small { color: var(--soft); font-size: .9rem; }
 .verdict { padding: .7rem 1rem; border-left: .4rem solid; margin: 1rem 0; }
 .good { border-color: #1a7f37; background: var(--good); }
 .bad { border-color: #b3261e; background: var(--bad); }
@@ -23,18 +22,19 @@ h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid var(--
 .figures strong { display: block; font-size: 1.6rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
+tbody th { width: 13rem; }
 td { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 .wide td { overflow-wrap: break-word; }
-figure svg { width: 100%; height: auto; }
 li { margin: .35rem 0; }
 @media print {
   body { margin: 0; max-width: none; font-size: 11px; }
   h1 { font-size: 20px; }
   h2 { font-size: 15px; margin-top: 1.2rem; }
+  .figures { flex-wrap: nowrap; }
   .figures strong { font-size: 16px; }
   .wide { overflow: visible; }
-  figure, tr, li, .figures div { break-inside: avoid; }
+  tr, li, .figures div { break-inside: avoid; }
   h2, h2 + p { break-after: avoid; }
   section.first { break-after: page; }
   .verdict { print-color-adjust: exact; }

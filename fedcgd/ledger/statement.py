@@ -235,9 +235,9 @@ def _verdict(attacker: AttackerAccuracy, verification: Verification, sealed: obj
 
 
 DEPLOYMENTS = (
-    ("Google's keyboard, language models in many languages", "about 4 to 14 (ρ-zCDP with ρ from 0.2 to 2)", "1e-10", "one person",
+    ("Google's keyboard, language models in many languages", "about 4 to 14 (ρ-zCDP with ρ from 0.2 to 2)", "10⁻¹⁰", "one person",
      "Xu et al., 2023, arXiv:2305.18465"),
-    ("US Census 2020, redistricting data", "19.61", "1e-10", "one person", "US Census Bureau, June 2021"),
+    ("US Census 2020, redistricting data", "19.61", "10⁻¹⁰", "one person", "US Census Bureau, June 2021"),
     ("Apple, emoji suggestions, noise on each device", "4 a day", "0", "one person's day", "Apple, DP Overview"),
 )  # fmt: skip
 """What, ε, δ, what is protected, and where it was published."""

@@ -88,8 +88,8 @@ REFUSALS = {
     "old-copy": "{path} has {rounds:released round|released rounds} on record, and this key has released {released} of this run:"
     f" it is an old copy, or its -wal file is missing. Give the latest ledger. {_OVER}",
     "copy-went-on": "another copy of {path} has released round {round}: go on with that one, and never with this",
-    "interrupted": "round {round} is not released: the one before is on the ledger and not yet in {register}. Open the ledger "
-    "again, and the run goes on",
+    "interrupted": "round {round} is not released: the one before was interrupted, on the ledger and not yet in {register}. "
+    "Open the ledger again, and the run goes on",
     "another-copy": "round {round} is not released: another copy of this run was begun again or has released "
     f"{{known:round|rounds}}. {_OVER}",
     # Steps of a run

@@ -30,7 +30,7 @@ class Normalized(Mechanism):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """That of the mechanism whose columns it normalises."""
+        """That of the Toeplitz mechanism."""
         return self.mechanism.name
 
     def bandwidth(self, rounds: int) -> int:

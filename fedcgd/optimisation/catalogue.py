@@ -305,7 +305,7 @@ def mechanism(
 def spelling_of(mechanism: Mechanism) -> str:
     """How `mechanism` is spelled. Raises ValueError if it is not of the table.
 
-    >>> spelling_of(Normalized(LambdaCGD(0.9)))
+    >>> spelling_of(Normalized(mechanisms.LambdaCGD(0.9)))
     'lambda-cgd:0.9:normalized'
     """
     if isinstance(mechanism, Normalized):

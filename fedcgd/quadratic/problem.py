@@ -42,10 +42,10 @@ class Quadratic:
         return 1 - self.learning_rate * values, values, counts
 
     def contractions_in_parts(self, width: int) -> Iterator[tuple[Vector, Vector, Vector]]:
-        """As `contractions`, so many directions at a time that an array of them has at most 16 MiB.
+        """As `contractions`, a few directions at a time.
 
         Args:
-            width: how many numbers the array has for each direction.
+            width: an array with so many numbers for each of them has at most 16 MiB.
         """
         a, values, counts = self.contractions()
         step = max(1, _ENTRIES // width)

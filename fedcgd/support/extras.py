@@ -2,7 +2,7 @@
 
 EXTRAS = {
     "torch": "torch",
-    "matplotlib": "plots",
+    "matplotlib": "simulation",
     "opacus": "opacus",
     "flwr": "flower",
     "ray": "simulation",

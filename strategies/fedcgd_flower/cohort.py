@@ -112,6 +112,7 @@ class Waits:
     poll: float = 1.0  # between looks at who is there
     logged_every: float = 30.0  # between lines about what is waited for
     settled: float = 30.0  # without a change, after which nobody waits where nothing can change
+    tries: int = 2  # of a round, before a silent user is replaced: at once, it would cost another one's participation
 
 
 _WAITS = Waits()
@@ -130,12 +131,18 @@ class Draw:
         """The cohort of these users; None if too few may take part."""
         return cohort(self.participation, self.round, users, self.history, cohort_size=size, key=self.key)
 
-    def at_nodes(self, nodes: Mapping[str, NodeIds], size: int, least: int) -> dict[str, int] | None:
+    def at_nodes(
+        self, nodes: Mapping[str, NodeIds], size: int, least: int, silent: Collection[str] = ()
+    ) -> dict[str, int] | None:
         """Each user of the cohort, and the node at which it is asked; they are at `least` nodes, if that can be.
 
-        None if there is no cohort.
+        Others take the place of those who are `silent`, if they can be spared. With a sampling one who takes part stays
+        as it was drawn. None if there is no cohort.
         """
         users = self.cohort(nodes.keys(), size)
+        if silent and not self.participation.is_secret:
+            others = self.cohort(nodes.keys() - silent, size)
+            users = others if others is not None and self._can_replace(others, nodes.keys()) else users
         return None if users is None else balance_users(self._spread(users, nodes, least), nodes)
 
     def _spread(self, users: list[str], nodes: Mapping[str, NodeIds], least: int) -> list[str]:
@@ -151,9 +158,25 @@ class Draw:
             chosen = sorted(chosen + more)
         return chosen
 
+    def _can_replace(self, chosen: Collection[str], reachable: Collection[str]) -> bool:
+        """Whether `chosen` may be asked in place of users who were asked in this round before, and later rounds find theirs.
+
+        Whoever was asked has participated, so replacing a user costs a participation more. Once users come back as fast as they
+        leave, that is all; the rounds before must live on those that have not been asked yet.
+        """
+        participation, round, history, size = self.participation, self.round, self.history, len(chosen)
+        waiting = eligible(participation, round, reachable, history)
+        fresh, waiting_fresh = (
+            sum(history.last_rounds.get(user) != round for user in users) for users in (chosen, waiting)
+        )
+        left = sum(participation.participations - history.counts.get(user, 0) for user in reachable)
+        before_return = max(0, participation.scheme.rounds_without_return(participation, round))
+        later = participation.rounds - round - 1
+        return waiting_fresh - fresh >= size * before_return and left - fresh >= size * later
+
 
 class CohortSelector:
-    """Draws a run's cohorts from the users who are there."""
+    """Draws a run's cohorts from the users who are there, and remembers who is silent in a round."""
 
     def __init__(self, settings: "RunSettings", admission: Admission | None) -> None:
         self.admission = admission
@@ -162,30 +185,37 @@ class CohortSelector:
         """How many of them were there at the last look."""
         self._settings, self._cohort = settings, settings.cohort
         self._has_warned = False
+        self._silent: Counter[tuple[int, str]] = Counter()
+        """(round, user) → in how many tries it was asked at a node that did not answer for all."""
+
+    def record_dropouts(self, round: int, users: Collection[str]) -> None:
+        """Some of `users`, which were asked at one node, did not answer in a try of `round`."""
+        self._silent.update((round, user) for user in users)
 
     def wait_for(
         self, round: int, grid: Grid, directory: UserDirectory, ledger: Ledger, noise: ServerNoise
     ) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
 
-        A round that is tried again asks the same users, because whoever was asked has participated.
-
         Raises ValueError if fewer users than expected are there before the first round, or nodes whose users nobody knows.
         """
         began = changed = log_at = time.monotonic()
         there: tuple[int, int, int] | None = None
         choices, patience = self._settings.key.choices_of(ledger.stream_id), self._settings.patience
+        silent = {user for (when, user), tries in self._silent.items() if when == round and tries >= _WAITS.tries}
         while True:
             nodes = self._within_budget(directory.refresh(grid))
             draw = Draw(self._settings.plan.participation, round, ledger.history(list(nodes)), choices)
             may_begin = round > 0 or self._may_begin(len(nodes), directory, grid)
-            chosen = draw.at_nodes(nodes, self._cohort.size, noise.least_nodes) if may_begin else None
+            chosen = draw.at_nodes(nodes, self._cohort.size, noise.least_nodes, silent) if may_begin else None
             if chosen is not None:
                 return chosen
             now = time.monotonic()
             before, there = there, (directory.connected, len(directory.unable), len(nodes))
             changed = changed if there == before else now
             deadline = began + patience
+            if not may_begin and not nodes and self.over_budget >= self._cohort.size:
+                deadline = now  # others may still connect, but hardly after a cohort all refused
             if _is_final(directory, grid):
                 deadline = min(deadline, changed + _WAITS.settled)
             if now >= deadline:
@@ -224,7 +254,10 @@ class CohortSelector:
         causes = [
             (len(nodes) - used_up - free, f"of them took part too lately ({participation})"),
             (used_up, f"of them have taken part {plural(k, 'time', 'times')}, which is all they may"),
-            (self.over_budget, "more have no budget left after earlier runs"),
+            (
+                self.over_budget,
+                f"more, of {len(nodes) + self.over_budget} in all, have no budget left after earlier runs",
+            ),
             (directory.claimed_twice, f"more are claimed by several nodes and not asked ({directory.claimants})"),
             (sum(directory.refused.values()), "more were claimed by a node that may not speak for them"),
         ]
@@ -244,18 +277,20 @@ class CohortSelector:
         """What to do where too few users are there to begin with."""
         participation, size = self._settings.plan.participation, self._cohort.size
         if users >= self._cohort.expected_users:
+            silent = f"{directory.silent} of {plural(directory.connected, 'node has', 'nodes have')}"
             return (
-                "everybody at nodes that have not said so would be left out of the run: to begin without them, say how many "
-                f"users are enough: expected_users={users}"
+                f"{silent} not said which users they host, and everybody there would be left out of the run: to begin without "
+                f"them, say how many users are enough: expected_users={users}"
             )
         turns = plural(participation.participations, "time", "times")
         connect = "connect more nodes" if directory.connected else "no node is connected to the SuperLink: start them"
-        budget = f"{self._budget_spent()} " if self.over_budget else ""
+        expected = f"{self._cohort.expected_users} are expected ({self._cohort.expected_source})."
+        if users + self.over_budget >= self._cohort.expected_users:
+            return f"{expected} {self._budget_spent()}"
         return (
-            f"{self._cohort.expected_users} are expected ({self._cohort.expected_source}). {budget}With "
-            f"{plural(size, 'user', 'users')} a round, each at most {turns} and {participation.min_separation} rounds "
-            f"apart, the {participation.rounds} rounds need {_users_needed(participation, size)} users: {connect}, or lower "
-            "cohort_size or the plan's min_separation. To begin with fewer, if others join later, say "
+            f"{expected} With {plural(size, 'user', 'users')} a round, each at most {turns} and {participation.min_separation} "
+            f"rounds apart, the {participation.rounds} rounds need {_users_needed(participation, size)} users: {connect}, or "
+            "lower cohort_size or the plan's min_separation. To begin with fewer, if others join later, say "
             f"expected_users={max(users, 1)}"
         )
 

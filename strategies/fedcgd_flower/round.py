@@ -309,6 +309,7 @@ class TrainingRounds:
             report.answered += answered
             if missing:
                 report.lost[cause] += missing
+                self.selector.record_dropouts(pending.task.round, task.users)  # which of them, a node does not say
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)

@@ -188,6 +188,8 @@ class RunLoop:
             log(INFO, f"Release {rounds.releases}: {rounds.report.notes[0]}")
         self._evaluate_privately(result)  # if the server died before it could
         asked_for_less = num_rounds is not None and num_rounds < result.planned - rounds.releases
+        if num_rounds is not None and num_rounds > result.planned:
+            log_warning(f"num_rounds is {num_rounds}, and the plan ends after {result.planned}")
         tries = failures = 0
         failure = ""
         most_tries = num_rounds if asked_for_less else None

@@ -87,7 +87,8 @@ def test_a_mechanism_of_ones_own_is_answered_and_not_kept(tmp_path: Path) -> Non
 
 def forged(tmp_path: Path) -> tuple[Callable[[], float], float]:
     """An answer of ours that says a tenth of the noise is enough, with the right checksum; who asks, and what is true."""
-    true = sigma(BSR(2), BINS)
+    run = replace(BINS, sampling="none")
+    true = sigma(BSR(2), run)
     [kept] = tmp_path.glob("kept/*.json")
     content = json.loads(kept.read_text())
     answer = json.loads(content["answer"])
@@ -95,7 +96,7 @@ def forged(tmp_path: Path) -> tuple[Callable[[], float], float]:
     content["answer"] = json.dumps(answer)
     content["checksum"] = hashlib.sha256((content["question"] + content["answer"]).encode()).hexdigest()
     kept.write_text(json.dumps(content))
-    return lambda: sigma(BSR(2), BINS), true
+    return lambda: sigma(BSR(2), run), true
 
 
 def test_an_answer_of_ones_own_counts_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:

@@ -308,6 +308,8 @@ def test_confidence_bounds_on_removing_cover(monkeypatch: pytest.MonkeyPatch) ->
     pilot = search.Problem(columns, law).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
     monkeypatch.setattr(AddDirection, "confirm", lambda *_: 0.0)
+    # Draws of adding, at which nobody looks.
+    monkeypatch.setattr(search, "draw_log_ratios", lambda *given: LogRatios(np.zeros(given[3]), np.zeros(given[3])))
     bounds = [pilot.confirm(math.inf, 1, attempt) for attempt in range(200)]
     below = sum(bound < truth for bound in bounds)
     assert below <= 0.2 * 200 + 3 * math.sqrt(0.16 * 200)

@@ -71,19 +71,6 @@ def test_resume_is_no_interruption(name: str, tmp_path: Path) -> None:
     assert (part.released, part.complete, part.stopped) == (ROUNDS, True, "")
 
 
-def test_the_result_of_a_resumed_run_has_the_metrics_of_all_releases(tmp_path: Path) -> None:
-    def measure(release: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord({"accuracy": release / 10, "norms": [float(np.linalg.norm(arrays["w"].numpy()))]})
-
-    whole, _ = run(FedAvg(), tmp_path / "whole.db", evaluate_fn=measure)
-    for _ in range(3):
-        part, _ = run(FedAvg(), tmp_path / "parts.db", num_rounds=2, evaluate_fn=measure)
-    assert sorted(part.train_metrics_clientapp) == [1, 2, 3, 4, 5, 6]
-    assert sorted(part.evaluate_metrics_serverapp) == [0, 1, 2, 3, 4, 5, 6]
-    assert part.train_metrics_clientapp == whole.train_metrics_clientapp
-    assert part.evaluate_metrics_serverapp == whole.evaluate_metrics_serverapp
-
-
 class _WithGenerator(FedAvg):
     """Draws from what has no form in a ledger, and says so by its state."""
 

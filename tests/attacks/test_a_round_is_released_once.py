@@ -163,46 +163,23 @@ def test_a_crash_between_ledger_and_registry_goes_on(tmp_path: Path, key_file: P
 
 
 class FailingConnection:
-    """A connection on a disk that fails when the next transaction is committed."""
+    """A connection on a disk that fails when a transaction is committed."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.failing = False
 
     def execute(self, statement: str, *arguments: object) -> sqlite3.Cursor:
-        if self.failing and statement == "COMMIT":
-            self.failing = False
-            raise sqlite3.OperationalError("disk I/O error")
+        if statement == "COMMIT":
+            raise sqlite3.OperationalError("disk I/O error: no space")
         return self._connection.execute(statement, *arguments)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._connection, name)
 
 
-def test_a_commit_that_fails_leaves_nothing_to_read(tmp_path: Path, key_file: Path) -> None:
-    path = tmp_path / "run.db"
-    with opened(path, key_file) as ledger:
-        release(ledger, 0)
-        failing = ledger._connection = FailingConnection(ledger._connection)
-        attempt = ledger.plan_round(1, ["ann"])
-        ledger.record_aggregated(1, attempt, 17)
-        failing.failing = True
-        with pytest.raises(sqlite3.OperationalError, match="disk I/O"):
-            ledger.record_released(1, attempt, b"never on the disk")
-        run = ledger.resume()
-        assert run.round == 1
-        assert run.model != b"never on the disk"
-        ledger.skip(1, "the disk failed")
-        release(ledger, 1)
-        shown = ledger.resume()
-    with opened(path, key_file) as ledger:
-        assert (ledger.resume().round, ledger.resume().model) == (2, shown.model)
-    assert verify(path).problems == ()
-
-
-@pytest.mark.parametrize("full", ["ledger", "model"])
-def test_a_full_disk_undoes_the_release(
-    tmp_path: Path, key_file: Path, full: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", ["ledger", "model", "commit"])
+def test_a_disk_that_fails_undoes_the_release(
+    tmp_path: Path, key_file: Path, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, layout = tmp_path / "run.db", "x" * 10**5
 
@@ -211,23 +188,28 @@ def test_a_full_disk_undoes_the_release(
 
     with opened(path, key_file) as ledger:
         release(ledger, 0)
-        first = ledger.resume().model
+        first, connection = ledger.resume().model, ledger._connection
         attempt = ledger.plan_round(1, ["ann"])
         ledger.record_aggregated(1, attempt, 17)
         with monkeypatch.context() as patched:
-            if full == "model":
+            if fails == "model":
                 patched.setattr(os, "fsync", no_space)
+            elif fails == "commit":
+                patched.setattr(ledger, "_connection", FailingConnection(connection))
             else:
-                (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()
-                ledger._connection.execute(f"PRAGMA max_page_count = {pages + 10}")
-            with pytest.raises((sqlite3.OperationalError, OSError), match=r"full|No space"):
+                (pages,) = connection.execute("PRAGMA page_count").fetchone()
+                connection.execute(f"PRAGMA max_page_count = {pages + 10}")
+            with pytest.raises((sqlite3.OperationalError, OSError), match=r"(?i)full|no space"):
                 ledger.record_released(1, attempt, bytes(10**6), layout=layout)
-        assert (tmp_path / "run.db-model-1").exists() == (full == "ledger")
+        assert (tmp_path / "run.db-model-1").exists() == (fails != "model")
         assert (ledger.resume().round, ledger.resume().model) == (1, first)
-        ledger._connection.execute("PRAGMA max_page_count = 1000000")
-        ledger.skip(1, "disk full")
+        connection.execute("PRAGMA max_page_count = 1000000")
+        ledger.skip(1, "the disk failed")
         assert not (tmp_path / "run.db-model-1").exists()  # nothing that was not released lies around
         release(ledger, 1)
+        shown = ledger.resume()
+    with opened(path, key_file) as ledger:
+        assert (ledger.resume().round, ledger.resume().model) == (2, shown.model)
     assert verify(path).problems == ()
 
 

@@ -58,11 +58,6 @@ def test_a_try_that_fails_does_not_end_a_run_of_all_its_rounds() -> None:
     assert make(min_answers=4).start(grid, record(np.zeros(SIZE)), num_rounds=6, timeout=0.0).complete
 
 
-def test_more_rounds_than_planned_are_not_done_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    assert make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=9).released == 6
-    assert "num_rounds is" in caplog.text
-
-
 class InMemoryGrid(FakeGrid):
     """What Flower calls the grid of a simulation."""
 
@@ -84,21 +79,6 @@ def test_where_no_node_has_the_mod_the_run_ends_early_and_says_what_to_add(clock
     assert "ClientApp(mods=[clipped_update_mod])" in str(told.value)
 
 
-@pytest.mark.parametrize(("nodes", "seconds"), [(2, 25), (1, 300)])
-def test_nodes_that_come_meanwhile_are_waited_for(nodes: int, seconds: int, clock: Clock) -> None:
-    """A single broken node, the first to connect, ended the run after 30 s, before the others were there."""
-    grid = FakeGrid(unable(nodes))
-    seen = grid.get_nodes
-
-    def later():
-        if clock.now >= seconds:
-            grid.nodes |= two_nodes().nodes
-        return seen()
-
-    grid.get_nodes = later
-    assert make(patience=600.0, expected_users=12).start(grid, record(np.zeros(SIZE))).complete
-
-
 @pytest.mark.parametrize(
     ("nodes", "simulated", "seconds"), [("unable", False, 600), ("three", False, 600), ("three", True, 30)]
 )
@@ -109,19 +89,6 @@ def test_who_may_come_is_waited_for_until_patience_ends(
     there = {"unable": unable(1), "three": {1: node(names(3))}}[nodes]
     with pytest.raises(ValueError, match=f"after {seconds}"):
         make(patience=600.0).start((InMemoryGrid if simulated else FakeGrid)(there), record(np.zeros(SIZE)))
-
-
-def test_nodes_that_fail_once_while_they_start_are_asked_again_before_the_run_ends(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They were asked again after a minute, and the run had ended after half of one."""
-    monkeypatch.setattr("fedcgd_flower.users.time", clock)
-    grid = two_nodes()
-    for fake in grid.nodes.values():
-        fake.tamper = lambda request, reply: (
-            Message(Error(code=1, reason="no module"), reply_to=request) if clock.now < 5 else reply
-        )
-    assert make(patience=600.0).start(grid, record(np.zeros(SIZE))).complete
 
 
 def test_in_a_simulation_a_node_that_failed_ends_the_run_before_its_first_round(

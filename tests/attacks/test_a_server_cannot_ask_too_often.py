@@ -84,23 +84,25 @@ def test_a_second_run_trains_nobody(again: dict, tmp_path: Path) -> None:
     assert len(trained) == 48, "the attack is no attack: without a count it must succeed"
 
 
-@pytest.mark.parametrize("nodes", [hosts, single])
+CHANGED: dict[str, dict] = {
+    "the same": {},
+    "in another order": {"users": lambda users: users[::-1]},
+    "in the next round": {"round": lambda round: min(round + 1, 5)},
+    "by another name": {"users": lambda users: ["somebody else"]},
+}
+
+
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"users": lambda users: users[::-1]},
-        {"round": lambda round: min(round + 1, 5)},
-    ],
-    ids=["the same", "in another order", "in the next round"],
+    ("nodes", "how"),
+    [*((hosts, how) for how in CHANGED if how != "by another name"), *((single, how) for how in CHANGED)],
 )
-def test_a_user_who_is_asked_twice_trains_once(nodes, changed: dict, tmp_path: Path) -> None:
+def test_a_user_who_is_asked_twice_trains_once(nodes, how: str, tmp_path: Path) -> None:
     """Two answers for one try of a round would both fit its list, and the user's update would count twice."""
     trained: list[str] = []
     for count, expected in ((True, 24), (False, 48)):
         trained.clear()
         grid = AsksTwice(nodes(tmp_path, trained, count=count))
-        grid.changed = changed
+        grid.changed = CHANGED[how]
         start(grid)
         assert len(trained) == expected, "the attack is no attack" if not count else "asked twice, trained twice"
 
@@ -123,13 +125,3 @@ def test_a_request_by_which_nothing_is_clipped_trains_nobody(name: str, value: f
     grid.changed = {name: lambda _: value}
     start(grid)
     assert len(trained) == 24
-
-
-def test_a_node_that_is_one_user_is_so_by_any_name(tmp_path: Path) -> None:
-    trained: list[str] = []
-    for count, expected in ((True, 24), (False, 48)):
-        trained.clear()
-        grid = AsksTwice(single(tmp_path, trained, count=count))
-        grid.changed = {"users": lambda users: ["somebody else"]}
-        start(grid)
-        assert len(trained) == expected

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from central_runs import MODES, Run, refused
-from opacus.utils.batch_memory_manager import BatchMemoryManager
 
 PARTS = 3
 
@@ -60,16 +59,6 @@ def test_the_sums_are_those_of_whole_batches(loop, mode, monkeypatch):
         torch.testing.assert_close(mine, its, rtol=0, atol=1e-4)
 
 
-def test_workers_may_prepare_parts_ahead(monkeypatch):
-    torch.multiprocessing.set_sharing_strategy("file_system")
-    expected, accumulated = whole(monkeypatch), run(monkeypatch)
-    expected.train()
-    batches = accumulated.loader
-    batches.num_workers, batches.prefetch_factor = 1, 2
-    only_the_last(accumulated)
-    assert [round(x, 3) for x in accumulated.norms()] == [round(x, 3) for x in expected.norms()]
-
-
 def test_a_step_before_the_last_part_moves_nothing_and_releases_nothing(monkeypatch):
     accumulated = run(monkeypatch)
     before = accumulated.model.weight.detach().clone()
@@ -108,16 +97,4 @@ def test_who_leaves_between_parts_and_comes_back_starts_the_round_afresh(monkeyp
         if i == 1:
             break
     only_the_last(accumulated)
-    assert [round(x, 3) for x in accumulated.norms()] == [round(x, 3) for x in expected.norms()]
-
-
-def test_parts_of_parts(monkeypatch):
-    expected, accumulated = whole(monkeypatch), run(monkeypatch)
-    expected.train()
-    with BatchMemoryManager(
-        data_loader=accumulated.loader, max_physical_batch_size=1, optimizer=accumulated.optimizer
-    ) as single:
-        for batch in single:
-            accumulated.step(batch)
-    assert accumulated.released == 2
     assert [round(x, 3) for x in accumulated.norms()] == [round(x, 3) for x in expected.norms()]

@@ -5,10 +5,10 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from central_runs import Run, examples
+from central_runs import Run
 from torch import nn
 
-from fedcgd.opacus import CrossExampleLeakError, check_independence
+from fedcgd.opacus import CrossExampleLeakError
 
 
 class Remembering(nn.Module):
@@ -81,15 +81,3 @@ def test_what_depends_on_calls_and_not_on_examples_is_not_refused_and_stays(batc
     for _ in range(2):
         assert torch.equal(run.module(inputs), plain(inputs))
     assert (run.model.calls, len(run.model.seen), run.model.seen) == (2, 2, plain.seen)
-
-
-def test_the_public_function_says_where():
-    batch = examples(8).tensors
-    check_independence(nn.Linear(6, 3), batch[0])
-    check_independence(nn.Linear(6, 3), batch)
-    with pytest.raises(CrossExampleLeakError, match="next batch"):
-        check_independence(Remembering("attribute"), batch)
-    with pytest.raises(CrossExampleLeakError, match="next batch"):
-        check_independence(Remembering("attribute"), batch[0][:1])
-    with pytest.raises(ValueError, match="train mode"):
-        check_independence(nn.Linear(6, 3).eval(), batch)

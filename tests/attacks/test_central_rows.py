@@ -1,6 +1,5 @@
 """What is clipped for an example is that example's alone, in all layers, and nothing else carries the example into the model."""
 
-import copy
 from contextlib import nullcontext
 
 import numpy as np
@@ -152,17 +151,6 @@ def test_sequences_that_were_packed_in_another_order_are_refused(mode, convert, 
     everybody = packed_run(lengths, -1, True, monkeypatch, mode, convert)
     for silent in range(0, SIZE, 5):
         assert float((everybody - packed_run(lengths, silent, True, monkeypatch, mode, convert)).norm()) <= 0.05
-
-
-def test_a_model_that_draws_random_numbers_is_not_refused(monkeypatch):
-    """And the draws are those that there would be without the look at its rows."""
-    model = nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, 3))
-    run = Run(monkeypatch, model=copy.deepcopy(model), size=SIZE, batch=SIZE)
-    batch = next(iter(run.loader))
-    torch.manual_seed(3)
-    outputs = run.module(batch[0])
-    torch.manual_seed(3)
-    assert torch.equal(outputs, model(batch[0]))
 
 
 def test_a_model_that_does_not_repeat_itself_is_told_of(monkeypatch):

@@ -128,7 +128,7 @@ def sums_of(mode, actions, silent, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(actions=st.lists(st.sampled_from(ACTIONS), min_size=4, max_size=24), silent=st.integers(0, SIZE - 1))
 def test_no_program_lifts_a_sum(mode, actions, silent):
     with pytest.MonkeyPatch.context() as monkeypatch:

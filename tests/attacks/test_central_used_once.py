@@ -6,7 +6,7 @@ import torch
 from central_runs import MODES, Run, refused
 
 
-@pytest.mark.parametrize("where", ["forward", "backward", "step"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("mode", MODES)
 def test_an_interrupt_anywhere_leaves_nothing_behind(mode, where, monkeypatch):
     straight = Run(monkeypatch, mode=mode)
@@ -21,12 +21,8 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(mode, where, monkeypatch):
 
     if where == "backward":
         run.model.register_full_backward_hook(interrupt)
-    elif where == "forward":
-        run.model.register_forward_hook(interrupt)
     else:
-        source = run.engine.accountant.rounds.releases._noise._source
-        add = source.add
-        source.add = lambda *arguments: (interrupt(), add(*arguments))[1]
+        run.model.register_forward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         run.train()
     run.train()
@@ -104,11 +100,3 @@ def test_a_batch_of_an_earlier_round_or_after_a_missing_part_is_not_handed_out(m
         rounds.issue(loop, 1, rows, 4, (2, 3))
     with refused("no batch"):
         rounds.pending  # noqa: B018
-
-
-def test_a_loop_over_the_sampler_hands_out_rounds_after_one_over_the_loader(monkeypatch):
-    """The loader takes that over for loops of its own only."""
-    run = Run(monkeypatch)
-    run.train()
-    next(iter(run.loader.batch_sampler))
-    assert run.engine.accountant.rounds.pending.examples == 4

@@ -8,7 +8,7 @@ from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.random_participation import search
 
-BINS = Participation(rounds=12, min_separation=4, sampling="balls-in-bins")
+BINS = Participation(rounds=4, min_separation=2, sampling="balls-in-bins")
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-14])

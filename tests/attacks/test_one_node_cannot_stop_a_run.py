@@ -2,11 +2,10 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode, is_training
+from fake_grid import FakeGrid, is_training
 from flower_runs import SIZE, make, names, node, two_nodes
 from shared import record
 from sql import rows
@@ -15,7 +14,6 @@ from fedcgd.ledger import verify
 from fedcgd.participation import Participation
 from fedcgd_flower import noise_provider, run_loop
 from fedcgd_flower import round as training_rounds
-from fedcgd_flower import users as user_directory
 
 
 class MalformedGrid(FakeGrid):
@@ -92,20 +90,6 @@ def test_users_are_not_replaced_where_no_other_can_be_spared() -> None:
     for fake in grid.nodes.values():
         fake.tamper = tamper
     assert make(min_answers=4).start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
-
-
-def test_a_node_that_ignores_the_question_for_its_users_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(
-        user_directory, "time", SimpleNamespace(monotonic=lambda: 100.0 + sum(waits), sleep=waits.append)
-    )
-    grid = two_nodes()
-    grid.nodes[3] = FakeNode(node(["u"]).app, tamper=lambda request, reply: None)
-    with make() as strategy:
-        strategy._rounds.directory.timeout = 50.0
-        strategy.start(grid, record(np.zeros(SIZE)))
-    assert strategy.releases == 6
-    assert 50 <= sum(waits) < 2 * 50  # not in each of 6 rounds
 
 
 @pytest.mark.parametrize(

@@ -119,30 +119,6 @@ def test_people_do_not_get_other_ids_in_the_middle_of_a_run(tmp_path: Path) -> N
     assert verify(tmp_path / "run.db").released == 2
 
 
-@pytest.mark.parametrize("name", ["", "silo1"])
-@pytest.mark.parametrize("first", ["owner", "thief"])
-def test_a_node_that_says_it_shares_a_registered_nodes_users_does_not_learn_when_they_take_part(
-    name: str, first: str
-) -> None:
-    users = names(12)
-    thief = node(users, shared=True, name=name)
-    grid = FakeGrid({1: node(users, name="silo0"), 2: thief} if first == "owner" else {1: thief})
-    with make(trusted_nodes=True) as strategy:
-        if first == "thief":
-            strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
-            before = {user: told(grid, 1, user) for user in users}
-            grid.nodes[0] = node(users, name="silo0")
-        strategy.start(grid, record(np.zeros(SIZE)))
-    if first == "owner":
-        assert all(told(grid, 2, user) == [] and told(grid, 1, user) for user in users)
-    elif name:  # whoever is registered and comes first speaks for a user
-        assert all(told(grid, 0, user) == [] for user in users)
-    else:
-        assert before == {user: told(grid, 1, user) for user in users}
-        assert sum(len(told(grid, 0, user)) for user in users) == 5 * 4
-    assert strategy.releases == 6
-
-
 def single_user_node(user: str, name: str) -> FakeNode:
     """A node whose ordinary app has the mod, and whose configuration names `user`."""
     app = ClientApp(mods=[clipped_update_mod])
@@ -184,14 +160,3 @@ def test_a_registered_node_whose_user_id_is_edited_at_each_restart_is_still_one_
     checked = verify(tmp_path / "renamed.db")
     assert (checked.released, checked.problems) == (1, ())
     assert checked.run.identity == "declared"
-
-
-def test_a_node_without_registration_takes_nobody_from_a_registered_one() -> None:
-    users = names(12)
-    grid = FakeGrid({1: node(users, name="silo0")})
-    with make() as strategy:
-        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
-        grid.nodes = {2: node(users), 3: FakeNode(ClientApp())}
-        result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
-    assert result.released == 1
-    assert all(told(grid, 2, user) == [] for user in users)

@@ -323,23 +323,6 @@ def test_an_example_of_one_user_does_not_reach_another(behaviours: dict[str, str
     assert len(USERS) - len(behaviours) <= answered <= len(USERS)
 
 
-def test_an_odd_example_that_fails_does_not_silence_an_odd_one_after_it() -> None:
-    """Each is computed alone, because neither has the shape of the others."""
-
-    def data(users, context):
-        return (torch.ones(1, {"u3": 6, "u5": 7}.get(users[0], 5)),)
-
-    def loss(flat, x):
-        if len(x) == 6:
-            raise IndexError("wrong shape")
-        return flat[len(x)] * 9
-
-    total, answered = one_gradient_step(loss, data)(task(USERS, FLAT, NETWORK_LAYOUT), context())
-    assert answered == len(USERS) - 1
-    assert (np.flatnonzero(total) == [5, 7]).all()
-    assert STEP * -total[7] == pytest.approx(CLIP_NORM, rel=1e-2)
-
-
 def test_a_loss_that_raises_for_everybody_is_an_error() -> None:
     """A mistake in the loss must not look like a training in which nobody has anything to say."""
     with pytest.raises(IndexError, match="mistake"):

@@ -83,8 +83,8 @@ def test_too_little_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise divided by the cohort twice, as when a sum is taken for a mean."""
     from fedcgd.noise.quantisation import add_noise
 
-    def too_little(total, stream, terms, stddev, step):
-        add_noise(total, stream, terms, stddev / 30, step)
+    def too_little(total, stream, terms, stddev, step, **more):
+        add_noise(total, stream, terms, stddev / 30, step, **more)
 
     monkeypatch.setattr("fedcgd.release.run_noise.add_noise", too_little)
     result = run(LambdaCGD(0.8), 1.0)

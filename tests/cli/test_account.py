@@ -99,17 +99,6 @@ def test_cyclic_poisson_sampling_keeps_the_expected_number_of_participations() -
     assert plan.sampling_rate * plan.rounds / plan.min_separation == pytest.approx(10)
 
 
-def test_users_rest_two_thirds_of_the_rounds_until_their_next_turn_if_nothing_is_said() -> None:
-    assert participation_of("b-min-sep", 40, None, 4, None) == participation_of("b-min-sep", 40, 6, 4, None)
-
-
-def test_what_holds_with_a_probability_says_so() -> None:
-    words = ["--rounds", "20", "--separation", "10", *BUDGET, "--sampling", "balls-in-bins"]
-    assert figures("account", "--mechanism", "lambda-cgd:0.5", *words)["failure_probability"] == 1e-12
-    text = shown(run("compare", "--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", *words))
-    assert "1e-12" in text
-
-
 @pytest.mark.parametrize("row", [row for row in catalogue.TABLE.values() if row.parameters], ids=lambda row: row.name)
 def test_numbers_may_be_left_out_as_the_help_says(row: catalogue.Row) -> None:
     result = run("account", "--mechanism", row.name, "--rounds", "8", "--separation", "4", *BUDGET)

@@ -47,12 +47,6 @@ def test_a_secret_sampling_is_audited_for_who_knows_the_rounds() -> None:
     assert found["claimed_epsilon"] > found["epsilon_lower"] > 0.85 * found["claimed_epsilon"]
 
 
-def test_poisson_is_audited_for_who_knows_the_rounds() -> None:
-    words = [*CLAIM, "--mechanism", "dp-sgd", "--rounds", "20", "--sampling", "poisson", "--participations", "5"]
-    result = invoke([*words, "--json"])
-    assert result.exit_code == 0
-
-
 @pytest.mark.parametrize(("noise", "exit_code"), [("1.69", 0), ("1.4", 1)])
 def test_coins_are_audited_beside_the_noise(noise: str, exit_code: int) -> None:
     """σ = 1.68431 has ε = 2 at δ = .1 with these coins, as `fedcgd account` says. Of the noise σ itself is what is claimed."""

@@ -99,23 +99,14 @@ def test_a_task_of_the_simulations_is_measured_without_its_labels() -> None:
     ("words", "says"),
     [
         ([], "one of MODULE:FUNCTION, --task and --spectrum"),
-        (["{module}:classes", "--task", "digits"], "one of MODULE:FUNCTION, --task and --spectrum"),
         (["{module}"], "a function is written MODULE:FUNCTION, got '{module}'"),
         (["{module}:odd"], "{module} has no 'odd'"),
         (["{module}:nothing"], "returned a int, not a fedcgd.curvature.public.Public"),
         (["no_such_module:classes"], "there is no module no_such_module"),
-        (["--task", "mnist"], "unknown task 'mnist'"),
-        (["--task", "digits", "--public", "digits"], "the training examples of digits are what is private in it"),
-        (
-            ["--task", "digits", "--public", "photos"],
-            "unknown public examples 'photos'; there are held-out and those of",
-        ),
         (["--spectrum", "none.json"], "none.json"),
         (["--spectrum", "{module}.py"], "holds no spectrum"),
         (["{module}:classes", "--rounds", "3"], "are for a --mechanism to be fitted; give one"),
         (["{module}:classes", "--mechanism", "noise-curve:4"], "give its --rounds and its --learning-rate"),
-        (["{module}:classes", "--mechanism", "sgd", *RUN], "unknown mechanism 'sgd'"),
-        (["{module}:classes", "--clip-norm", "-1"], "must be positive, got -1"),
     ],
 )
 def test_mistakes_are_explained(words: list[str], says: str, module: str) -> None:

@@ -97,15 +97,6 @@ def test_a_pause_that_no_run_needs_is_refused(every: str, tmp_path: Path, begun:
     assert refused.stderr.startswith("Error: --every must be in [0.2, 86400] seconds, got")
 
 
-def test_a_page_on_a_telephone_breaks_no_word(begun: tuple[Ledger, NoiseKey], tmp_path: Path) -> None:
-    """A table of several columns scrolls where it does not fit."""
-    command_line.run("watch", tmp_path / "run.db", "--once", "--html", tmp_path / "progress.html")
-    page = (tmp_path / "progress.html").read_text()
-    assert page.count("<div class='wide'><table><thead>") == page.count("<thead>") > 0
-    assert ".wide { overflow-x: auto; }" in page
-    assert ".wide td { overflow-wrap: break-word; }" in page
-
-
 def test_without_a_ledger_nothing_is_made(tmp_path: Path) -> None:
     failed = command_line.run("watch", tmp_path / "run.db", "--once", "--html", tmp_path / "progress.html")
     assert failed.exit_code == 2
@@ -126,10 +117,3 @@ def test_an_epsilon_of_a_release_is_rounded_up_and_texts_are_for_no_reader(tmp_p
     assert "0f1e2d" not in shown
     assert "zero out one example" in shown
     assert "users" not in shown
-
-
-def test_a_page_that_cannot_be_written_names_the_file(begun: tuple[Ledger, NoiseKey], tmp_path: Path) -> None:
-    page = tmp_path / "missing" / "progress.html"
-    failed = command_line.run("watch", tmp_path / "run.db", "--once", "--html", page)
-    assert failed.exit_code == 2
-    assert str(page) in "".join(failed.output.split("\n"))

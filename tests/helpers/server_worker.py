@@ -1,39 +1,32 @@
-"""A federated run over local sockets whose server is started and killed, at random moments, until the run is done.
+"""A federated run whose server is started and killed, at random moments, until the run is done.
 
-    python tests/helpers/server_worker.py FOLDER ROUNDS KILLS SEED VICTIMS NOISE
+    python tests/helpers/server_worker.py FOLDER ROUNDS KILLS SEED NOISE
 
-The server is `CorrelatedNoise` with a ledger, a secret key and FedAdam; three node processes host the users. VICTIMS is "server"
-or "server,node". NOISE is "server", or "nodes" if each node is a keeper too, with its key and record in the folder; then users
-evaluate every third model as well.
-`FOLDER/world` gets a line for each thing that leaves the server: what a node was asked (written by the node) and each model that
-was published; one for each model that is on the disk and not released yet; and one for each answer that leaves a keeper. Prints
-the number of kills of servers and of nodes.
+The server is `CorrelatedNoise` with a ledger, a secret key and FedAdam; three nodes in its process host the users. NOISE is
+"server", or "nodes" if each node is a keeper too, with its key and record in the folder, which is killed with the server; then
+users evaluate every third model as well.
+`FOLDER/world` gets a line for each thing that leaves the server: what a node was asked and each model that was published; one for
+each model that is on the disk and not released yet; and one for each answer that leaves a keeper. Prints the number of kills.
 """
 
-import contextlib
 import hashlib
 import logging
 import os
 import random
 import signal
 import sys
-import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing.connection import Client, Connection, Listener, wait
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fake_grid import is_training
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam
 from flwr.supercore.task_identity import TaskIdentity
 from keeper_runs import opening_asked, refusal_in
@@ -106,106 +99,45 @@ def node_app(number: int, keepers: Keepers | None = None) -> ClientApp:
     return app
 
 
-def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
-    """A node: answers one server after another until the driver, at the other end of a pipe, is gone."""
-    os.close(driver[1])
-    threading.Thread(target=lambda: os.read(driver[0], 1) or os._exit(0), daemon=True).start()
-    keepers = keepers_of(folder)
-    app = node_app(number, keepers)
-    config = {} if keepers is None else {"keeper": str(key_file(folder, number))}
-    address = folder / f"node-{number}"
-    address.unlink(missing_ok=True)
-    identity = os.getpid()  # as in Flower: a node that comes back without a key has another id
-    with Listener(str(address), family="AF_UNIX", backlog=16) as listener:
-        while True:
-            with listener.accept() as server, contextlib.suppress(EOFError, ConnectionError):
-                server.send(identity)
-                life = server.recv()
-                while True:
-                    request = message_from_proto(ProtoMessage.FromString(server.recv_bytes()))
-                    if is_training(request):
-                        task, model = request.content["fedcgd"], digest(request.content["model"])
-                        tell_the_world(folder, "asked", life, task["round"], task["attempt"], model, *task["users"])
-                    state = Context(run_id=1, node_id=identity, node_config=config, state=RecordDict(), run_config={})
-                    reply = app(request, state)
-                    if question_of(request) == "/open" and not refusal_in(reply):
-                        opened, answer = opening_asked(request), reply.content["update"]["flat"].data
-                        answer_digest = hashlib.sha256(answer).hexdigest()
-                        what = opened["kind"], opened["round"], opened["attempt"]
-                        tell_the_world(folder, "opened", number, *what, answer_digest)
-                    server.send_bytes(message_to_proto(reply).SerializeToString())
-
-
-class SocketGrid(Grid):
-    """The grid of one server process: a socket to each node that is there."""
+class WatchedGrid(FakeGrid):
+    """Three nodes, and what the world sees of the requests to them and of what keepers answer."""
 
     def __init__(self, folder: Path, life: int, progress: Progress) -> None:
-        self._folder = folder
-        self._life = life
-        self._progress = progress
-        self._nodes: dict[int, tuple[int, Connection]] = {}
-        self._open: dict[str, Message] = {}
-        self._arrived: dict[str, Message] = {}
-        self._sent = 0
+        keepers = keepers_of(folder)
+        nodes = {}
+        for number in range(NODES):
+            config = {} if keepers is None else {"keeper": str(key_file(folder, number))}
+            nodes[number + 1] = FakeNode(
+                node_app(number, keepers), config=config, tamper=partial(self._answered, number)
+            )
+        super().__init__(nodes)
+        self._folder, self._life, self._progress = folder, life, progress
 
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def set_run(self, run) -> None:
-        raise NotImplementedError
-
-    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None) -> Message:
-        raise NotImplementedError
-
-    def send_and_receive(self, messages, *, timeout=None) -> Iterable[Message]:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
+    def _answered(self, number: int, request: Message, reply: Message) -> Message:
         self._progress(STEP)
-        missing = set(range(NODES)) - {number for number, _ in self._nodes.values()}
-        for number in missing:
-            with contextlib.suppress(EOFError, ConnectionError, FileNotFoundError):
-                node = Client(str(self._folder / f"node-{number}"), family="AF_UNIX")
-                identity = node.recv()
-                node.send(self._life)
-                self._nodes[identity] = (number, node)
-        return list(self._nodes)
+        if question_of(request) == "/open" and not refusal_in(reply):
+            opened, answer = opening_asked(request), reply.content["update"]["flat"].data
+            what = opened["kind"], opened["round"], opened["attempt"]
+            tell_the_world(self._folder, "opened", number, *what, hashlib.sha256(answer).hexdigest())
+            self._progress(STEP)
+        return reply
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids, messages = [], list(messages)
-        if any(is_training(message) for message in messages):
+        messages = list(messages)
+        training = [message for message in messages if is_training(message)]
+        if training:
             self._progress(PLANNED)
             time.sleep(0.003)
-        for message in messages:
+        for message in training:
+            task, model = message.content["fedcgd"], digest(message.content["model"])
+            tell_the_world(self._folder, "asked", self._life, task["round"], task["attempt"], model, *task["users"])
             self._progress(STEP)
-            self._sent += 1
-            message_id = f"{self._life}-{self._sent}"
-            message.metadata.__dict__["_message_id"] = message_id
-            ids.append(message_id)
-            self._open[message_id] = message
-            with contextlib.suppress(ConnectionError, KeyError):
-                self._nodes[message.metadata.dst_node_id][1].send_bytes(message_to_proto(message).SerializeToString())
-        self._progress(STEP)
-        return ids
+        return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        self._progress(STEP)
-        replies = []
-        for ready in wait([node for _, node in self._nodes.values()], timeout=0.01):
-            try:
-                replies.append(message_from_proto(ProtoMessage.FromString(ready.recv_bytes())))
-            except (EOFError, ConnectionError):
-                self._nodes = {i: (number, node) for i, (number, node) in self._nodes.items() if node is not ready}
-        for reply in replies:
-            self._open.pop(reply.metadata.reply_to_message_id)
-        for message_id, request in list(self._open.items()):  # the SuperLink too answers for a node that is gone
-            if request.metadata.dst_node_id not in self._nodes:
-                replies.append(Message(Error(code=5), reply_to=self._open.pop(message_id)))
-        if not self._open and any(is_training(reply) for reply in replies):
-            self._progress(ANSWERED)
-        self._arrived |= {reply.metadata.reply_to_message_id: reply for reply in replies}
-        return [self._arrived.pop(message_id) for message_id in message_ids if message_id in self._arrived]
+        replies = list(super().pull_messages(message_ids))
+        self._progress(ANSWERED if any(is_training(reply) for reply in replies) else STEP)
+        return replies
 
 
 def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:
@@ -248,7 +180,7 @@ def train(folder: Path, rounds: int, life: int, progress: Progress) -> None:
 
     strategy = make_strategy(folder, rounds)
     progress(STEP)
-    strategy.start(SocketGrid(folder, life, progress), initial(), evaluate_fn=publish)
+    strategy.start(WatchedGrid(folder, life, progress), initial(), evaluate_fn=publish)
     assert strategy.releases == rounds
 
 
@@ -278,45 +210,26 @@ def wait_for_a_moment(steps: int, generator: random.Random) -> None:
     time.sleep(generator.choice([0.0, 0.002, 0.01]) * generator.random())
 
 
-def main(folder: Path, rounds: int, kills: int, seed: int, victims: list[str], noise: str) -> None:
+def main(folder: Path, rounds: int, kills: int, seed: int, noise: str) -> None:
     if noise == "nodes":
         for number in range(NODES):
             KeeperKey.from_file(key_file(folder, number), create=True)
     generator = random.Random(seed)
-    killed = Counter()
-    driver = os.pipe()
-    nodes = [fork(partial(serve, folder, number, driver)) for number in range(NODES)]
-    for number in range(NODES):
-        while not (folder / f"node-{number}").exists():
-            time.sleep(0.01)
-    life = 0
-    while True:
-        life += 1
+    for life in count(1):
         steps, told = os.pipe()
         server = fork(partial(train, folder, rounds, life, partial(os.write, told)))
         os.close(told)
-        while killed.total() < kills:
+        if life <= kills:
             wait_for_a_moment(steps, generator)
-            if generator.choice(victims) == "server":
-                os.kill(server, signal.SIGKILL)
-                break
-            number = generator.randrange(NODES)
-            os.kill(nodes[number], signal.SIGKILL)
-            os.waitpid(nodes[number], 0)
-            nodes[number] = fork(partial(serve, folder, number, driver))
-            killed["node"] += 1
+            os.kill(server, signal.SIGKILL)
         _, status = os.waitpid(server, 0)
         os.close(steps)
         if not os.WIFSIGNALED(status):
             break
-        killed["server"] += 1
-    for node in nodes:
-        os.kill(node, signal.SIGKILL)
-        os.waitpid(node, 0)
-    print(killed["server"], killed["node"], os.waitstatus_to_exitcode(status))
+    print(life - 1, os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    sys.modules["torch"] = None  # type: ignore[assignment]  # no user here needs it, and every new node would load it
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5].split(","), sys.argv[6])
+    sys.modules["torch"] = None  # type: ignore[assignment]  # no user here needs it
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5])

@@ -90,7 +90,11 @@ def test_a_run_that_went_on_in_two_places_costs_both(tmp_path: Path) -> None:
     assert found.worst.released.epsilon == pytest.approx(epsilon, rel=1e-6)
     assert joint([one, two], user="bob").worst.planned.epsilon <= 8.0001
     assert found.problems == ()
-    assert [reason for reason in reasons(found.notes) if "place" not in reason] == ["no-register", "no-register", "went-apart"]
+    assert [reason for reason in reasons(found.notes) if "place" not in reason] == [
+        "no-register",
+        "no-register",
+        "went-apart",
+    ]
     # In any order, and with the older state of a third copy.
     assert joint([two, one]).worst.planned.epsilon == found.worst.planned.epsilon
     said = run("ledger", "compose", one, two)

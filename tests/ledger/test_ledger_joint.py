@@ -9,12 +9,11 @@ import pytest
 from command_line import figures, run
 from ledgers import refused
 from oracles_accounting import gaussian_epsilon
-from plans import make_plan
 
 from fedcgd import Participation, Plan
 from fedcgd.accounting.compose import JOINT_CONDITION
 from fedcgd.ledger import joint
-from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
+from fedcgd.mechanisms import LambdaCGD, matrix
 
 PLAN = Plan.calibrated(
     LambdaCGD(0.9), Participation(rounds=210, min_separation=21), clip_norm=1.0, epsilon=8, delta=1e-5
@@ -50,16 +49,6 @@ def test_a_user_alone_and_another_delta(tmp_path: Path) -> None:
     assert joint([one, two], user="bob", delta=1e-9).worst.planned.epsilon > 13
     with refused("unknown-user"):
         joint([one, two], user="eve")
-
-
-def test_under_a_secret_sampling_everybody_counts(tmp_path: Path) -> None:
-    """Who was never drawn is a user too: that it might have been is part of what ε says."""
-    sampled = make_plan(DPSGD(), Participation(rounds=10, sampling="poisson", sampling_rate=0.1))
-    one, two = recorded(tmp_path / "A.db", ["ann"]), recorded(tmp_path / "B.db", ["bob"], sampled)
-    found = joint([one, two])
-    assert [(group.users, len(group.ledgers)) for group in found.groups] == [(1, 2), (1, 1)]
-    assert found.worst.planned.epsilon > 8
-    assert found.samplings == ("none", "poisson")
 
 
 def test_what_cannot_be_composed_is_refused(tmp_path: Path) -> None:

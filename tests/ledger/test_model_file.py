@@ -1,7 +1,6 @@
 """The last model lies beside its ledger: whole after a kill at any line, and told from every other file."""
 
 import os
-import shutil
 import signal
 import stat
 import sys
@@ -18,7 +17,7 @@ from plans import make_plan
 from sql import edit
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
-from fedcgd.ledger import Ledger, LedgerError, export, model_file, released_model, seal, verify
+from fedcgd.ledger import Ledger, export, model_file, released_model, seal, verify
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -249,38 +248,6 @@ def test_a_model_that_was_not_released_does_not_outlive_its_attempt(path: Path, 
     assert released_model(path)["w"].tobytes() == model_of(0)
 
 
-def test_a_process_that_is_shut_out_leaves_the_file_alone(path: Path) -> None:
-    with_rounds(path, 1)
-    with opened(path) as old:
-        attempt = summed(old, 1)
-        with opened(path) as new:
-            release(new, 1, model_of(7))
-            for late in (
-                lambda: old.record_released(1, attempt, model_of(8)),
-                lambda: old.skip(1, "too late"),
-            ):
-                with pytest.raises(LedgerError):
-                    late()
-            assert new.resume().model == model_of(7)
-
-
-def test_a_run_does_not_write_over_the_model_of_another(path: Path) -> None:
-    """Somebody moves a ledger away, and begins another run in its place."""
-    with_rounds(path, 1)
-    path.rename(path.with_name("old.db"))
-    path.with_name("noise.key").rename(path.with_name("old.key"))
-    path.with_name("noise.key.runs").rename(path.with_name("old.key.runs"))
-    NoiseKey.from_file(path.with_name("noise.key"), create=True)
-    with refused("model-in-the-way"):
-        opened(path)
-    assert files(path) == ["run.db-model-0"]
-    path.with_name("run.db-model-0").rename(path.with_name("old.db-model-0"))
-    with_rounds(path, 1)
-    key = NoiseKey.from_file(path.with_name("old.key"))
-    with Ledger.open(path.with_name("old.db"), plan=PLAN, configuration={}, key=key) as ledger:
-        assert ledger.resume().model == model_of(0)
-
-
 def test_it_lies_beside_the_ledger_and_not_beside_a_link_to_it(path: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     path.symlink_to(tmp_path / "disk" / "real.db")
@@ -299,15 +266,6 @@ def test_a_link_in_its_place_is_not_followed(path: Path, tmp_path: Path) -> None
         with pytest.raises(OSError, match="symbolic links"):
             ledger.record_released(1, attempt, model_of(1))
         assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_copy_of_both_files_is_a_whole_copy(path: Path) -> None:
-    with_rounds(path, 3)
-    for file in path.parent.glob("run.db*"):
-        shutil.copy(file, str(file).replace("run.db", "copy.db"))
-    assert released_model(path.with_name("copy.db"))["w"].tobytes() == model_of(2)
-    with opened(path.with_name("copy.db")) as ledger:
-        assert ledger.resume().model == model_of(2)
 
 
 def test_whoever_reads_while_the_run_goes_on_gets_a_whole_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -170,15 +171,6 @@ def test_a_crash_between_ledger_and_register_is_no_contradiction(path: Path) -> 
     assert reasons(verify(path, register=register).problems) == ["register-has-less"]
 
 
-def test_a_missing_model_is_told(path: Path) -> None:
-    path.with_name("run.db-model-0").unlink()
-    found = verify(path)
-    assert found.problems == ()
-    assert reasons(found.notes) == ["model-not-there"]
-    shown = run("ledger", "verify", path)
-    assert (shown.exit_code, found.notes[0] in shown.output.replace("\n", "")) == (0, True)
-
-
 def test_the_model_of_a_release_that_was_taken_out_is_not_exported(path: Path) -> None:
     assert released_model(path)["w"].tolist() == [4, 4]
     edit(path, "UPDATE attempts SET state = 'abandoned' WHERE round >= 1")
@@ -236,47 +228,38 @@ def test_a_kept_sum_is_a_row_more(mechanism, k: int, b: int) -> None:
 
 def test_sums_that_were_no_release_are_told_with_an_epsilon(tmp_path: Path) -> None:
     """The server is killed while the inner strategy has the noised sum: ε of five rounds, of which one was made twice."""
-    plan = Plan.calibrated(DPSGD(), Participation(rounds=5), clip_norm=1.0, epsilon=8, delta=1e-3)
-    key = NoiseKey.generate()
-    with Ledger.open(tmp_path / "run.db", plan=plan, configuration={}, key=key) as ledger:
-        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), 5)
-    assert reasons(verify(tmp_path / "run.db").notes) == ["kept-sums"]
-    with Ledger.open(tmp_path / "run.db", plan=plan, configuration={}, key=key) as ledger:
-        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), 6)
-        ledger.record_released(0, 1, b"")
-    found = verify(tmp_path / "run.db")
-    six = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=6),
-        clip_norm=1.0,
-        noise_multiplier=plan.noise_multiplier,
-        delta=1e-3,
-    )
-    assert epsilon_if_kept(plan, [0]) == pytest.approx(six.guarantee().epsilon)
-    assert found.problems == ()
-    [note] = found.notes
+    five, six = (Participation(rounds=rounds) for rounds in (5, 6))
+    plan = Plan.calibrated(DPSGD(), five, clip_norm=1.0, epsilon=8, delta=1e-3)
+    key, path = NoiseKey.generate(), tmp_path / "run.db"
+    for nonce in (5, 6):
+        with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:
+            attempt = ledger.plan_round(0, ["ann"])
+            ledger.record_aggregated(0, attempt, nonce)
+        assert reasons(verify(path).notes) == ["kept-sums"]
+    epsilon = replace(plan, participation=six).guarantee().epsilon
+    assert epsilon_if_kept(plan, [0]) == pytest.approx(epsilon)
+    edit(path, "DELETE FROM attempts WHERE attempt = 1")
+    [note] = verify(path).notes
     assert re.search(r"round 1\b", note)
-    assert f"at most {six.guarantee().epsilon:.2f}"[:12] in note
-    statement = privacy_statement(tmp_path / "run.db")
+    assert f"at most {epsilon:.2f}"[:12] in note
+    statement = privacy_statement(path)
     assert statement["notes"] == [note, finding("no-register")]
     assert f"**Note**: {note}." in statement_markdown(statement)
-    run("report", tmp_path / "run.db", "-o", tmp_path / "report.html")
+    run("report", path, "-o", tmp_path / "report.html")
     assert note[:40] in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_large_delta_is_told_wherever_the_run_is(tmp_path: Path) -> None:
-    plan = make_plan(DPSGD(), Participation(rounds=2), delta=0.04)
-    finished(tmp_path / "run.db", NoiseKey.generate(), plan)
-    words = "δ times the number of users is 0.08 (0.04 · 2)"
-    assert verify(tmp_path / "run.db").delta_note is None
-    edit(tmp_path / "run.db", "INSERT INTO users VALUES (3, 'eve', 0, -1)")
-    assert "0.12" in str(verify(tmp_path / "run.db").delta_note)
-    # How many there were is not for the public.
-    assert privacy_statement(tmp_path / "run.db")["notes"] == [finding("no-register")]
-    plan = make_plan(DPSGD(), Participation(rounds=2), delta=0.3)
-    finished(tmp_path / "large.db", NoiseKey.generate(), plan)
-    words = "δ times the number of users is 0.6 (0.3 · 2)"
-    assert words in run("ledger", "verify", tmp_path / "large.db").output
-    assert words in statement_markdown(privacy_statement(tmp_path / "large.db"))
-    run("report", tmp_path / "large.db", "-o", tmp_path / "report.html")
-    assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("delta", "planned"), [(0.04, None), (0.3, "0.6 (0.3 · 2)")])
+def test_a_large_delta_is_told_wherever_the_run_is(tmp_path: Path, delta: float, planned: str | None) -> None:
+    path = tmp_path / "run.db"
+    finished(path, NoiseKey.generate(), make_plan(DPSGD(), Participation(rounds=2), delta=delta))
+    run("report", path, "-o", tmp_path / "report.html")
+    told = (
+        run("ledger", "verify", path).output,
+        statement_markdown(privacy_statement(path)),
+        (tmp_path / "report.html").read_text(encoding="utf-8"),
+    )
+    assert all((f"δ times the number of users is {planned}" in each) == (planned is not None) for each in told)
+    edit(path, "INSERT INTO users VALUES (3, 'eve', 0, -1)")
+    assert f"{3 * delta:g}" in str(verify(path).delta_note)
+    assert f"{3 * delta:g}" not in str(privacy_statement(path)["notes"])  # how many there were is not for the public

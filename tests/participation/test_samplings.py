@@ -130,6 +130,13 @@ def test_each_epoch_has_everybody_once_in_another_order(b: int) -> None:
         assert len({t % 6 // (7 - b) for t in rounds}) == 1  # its block
 
 
+def test_users_come_back_after_b_rounds_or_in_the_next_epoch() -> None:
+    """How many rounds after each one live on users who have not been asked: of 12 that are 4 apart, and of epochs of 6."""
+    none, shuffle = Participation(rounds=12, min_separation=4), shuffled(1, epochs=2)
+    assert [max(0, none.scheme.rounds_without_return(none, t)) for t in range(12)] == [3, 2, 1, *[0] * 9]
+    assert [shuffle.scheme.rounds_without_return(shuffle, t) for t in range(12)] == [5, 4, 3, 2, 1, 0] * 2
+
+
 @pytest.mark.parametrize("b", [1, 4])
 def test_who_is_away_breaks_no_limit_of_a_shuffle(b: int) -> None:
     """A third is away in each round: rounds that find too few are skipped, and nobody has two rounds of an epoch."""

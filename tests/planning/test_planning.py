@@ -58,7 +58,7 @@ def ranked_with_secrets(few_draws_everywhere: None) -> list[PlannedRecipe]:
 @pytest.fixture(scope="module")
 def with_random_allocation() -> list[PlannedRecipe]:
     """Of few rounds: a calibration for more takes many seconds."""
-    return plan_recipes(replace(PROBLEM, participations=2, secret=("random-allocation",), max_rounds=10))
+    return plan_recipes(replace(PROBLEM, participations=2, secret=("random-allocation",), max_rounds=4))
 
 
 def test_a_recipe_is_a_table_in_notebooks(ranked: list[PlannedRecipe]) -> None:
@@ -265,11 +265,12 @@ def test_where_the_noise_wins_a_warning_says_so() -> None:
 
 
 def test_the_python_it_prints_is_the_plan(ranked_with_secrets, with_random_allocation) -> None:
-    for one in ranked_with_secrets + with_random_allocation:
+    found = reversed(ranked_with_secrets + with_random_allocation)
+    for one in {one.recipe.sampling: one for one in found}.values():  # the best of each sampling
         names: dict[str, object] = {}
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             program = as_python(one, PROBLEM, clip_norm=0.5)
-            if one.kind == "bsr, random-allocation":  # its ε takes a minute of draws, other ones than σ was found by
+            if one.recipe.sampling not in ("none", "poisson"):  # ε takes other draws than those that σ was found by
                 program = program.replace("print(plan.guarantee())", "")
             exec(program, names)
         said = rf"ε ≤ (1|0\.9\d+) at δ = 1e-05 \(zero out one user; sampling: {one.recipe.sampling}; "

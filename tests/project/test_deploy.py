@@ -1,4 +1,4 @@
-"""docs/deploy.md, run as it is written: TLS, node keys, a silo killed, the server killed, and the record checked."""
+"""docs/tutorials/first_run.md and docs/deploy.md, followed as they are written, and the records that they leave."""
 
 import re
 from pathlib import Path
@@ -7,18 +7,47 @@ import pytest
 from documented_deployment import followed
 
 from fedcgd.ledger import export, verify
-from fedcgd_simulations.flower_runs import APP, free_port
+from fedcgd_simulations.flower_runs import APP, free_port, local_superlink
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FILE = re.compile(r'^```\w+ title="(\S+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIMIT = 900.0  # seconds: what the page promises a newcomer
 ROUNDS = 6
 
 
 @pytest.mark.slow
 @pytest.mark.flower
+def test_the_first_run_works_as_written(tmp_path: Path) -> None:
+    page, work = (DOCS / "tutorials" / "first_run.md").read_text(), tmp_path / "work"
+    for name, text in FILE.findall(page):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(text)
+    run, *after = COMMANDS.findall(page)
+    with local_superlink(tmp_path / "flower") as environment:
+        # This test's SuperLink, which ends with it, in place of one that Flower would start and leave.
+        command = "\n".join(line for line in run.splitlines() if not line.startswith("export"))
+        code, log, _ = followed(command, work, environment, 280)
+        assert code == 0, log
+        assert len(re.findall(r"\[ROUND \d+/12\]", log)) == 12
+        accuracies = [float(value) for value in re.findall(r"accuracy (0\.\d+)", log)]
+        assert accuracies[-1] > 0.5 > accuracies[0]  # guessing: 0.1
+        found = verify(work / "run.db")
+        assert (found.problems, found.released) == ((), 12)
+        assert found.delta_note is None  # the first run of many readers: δ far below 1 / users
+        assert max(export(work / "run.db")["users_by_participations"]) == 3
+        for step in after:
+            code, log, _ = followed("set -e\n" + step, work, environment, 280)
+            assert code == 0, log
+    assert (work / "report.html").stat().st_size > 10_000
+    assert not (work / "noise.key").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.flower
 @pytest.mark.timeout(LIMIT + 60)
 def test_the_deployment_guide_works_as_written(tmp_path: Path) -> None:
-    steps = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    steps = COMMANDS.findall((DOCS / "deploy.md").read_text())
     variables = {"PORT": str(free_port()), "APP": str(APP), "ROUNDS": str(ROUNDS)}
     code, printed, left = followed("set -euo pipefail\n" + "\n".join(steps), tmp_path, variables, LIMIT)
     assert code == 0, printed[-4000:]

@@ -9,6 +9,8 @@ import torch
 from app_runs import DEFAULTS
 from command_line import figures
 from flower_runs import KEY, SIZE, asked_users, make, names, two_nodes
+from ledgers import release
+from plans import make_plan
 from sampling_table import ROUNDS, SAMPLINGS
 from shared import record
 from torch import nn
@@ -30,7 +32,7 @@ each_sampling = pytest.mark.parametrize("sampling", SAMPLINGS)
 
 
 def plan_of(participation: Participation) -> Plan:
-    return Plan(mechanism=DPSGD(), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-2)
+    return make_plan(DPSGD(), participation, delta=1e-2)
 
 
 def cohorts_of(participation: Participation, key: bytes) -> list[list[str]]:
@@ -81,9 +83,7 @@ def test_the_ledger_counts_what_is_drawn(sampling: str, tmp_path: Path) -> None:
         cohorts = cohorts_of(participation, key.choices_of(ledger.stream_id))
         check_turns(participation, cohorts)
         for t, users in enumerate(cohorts):
-            attempt = ledger.plan_round(t, users)
-            ledger.record_aggregated(t, attempt, nonce=t + 1)
-            ledger.record_released(t, attempt, b"model")
+            release(ledger, t, users)
         assert ledger.history(USERS).counts == {
             user: turns for user in USERS if (turns := sum(user in users for users in cohorts))
         }

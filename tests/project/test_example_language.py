@@ -1,9 +1,7 @@
 """The language examples: their ways run, texts of a user are bounded together, and of a large model adapters alone travel."""
 
 import importlib
-import json
 import runpy
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -20,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fedcgd.ledger import verify
 from fedcgd_flower.messages import read_train_message
-from fedcgd_simulations.flower_runs import local_superlink
 
 pytestmark = pytest.mark.filterwarnings("default")  # of PEFT and Opacus, as a user of the programs sees them
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -121,23 +118,3 @@ def test_in_flower_the_adapters_travel_alone(
     }
     found = verify(tmp_path / "run.db")
     assert (found.problems, found.released) == ((), 10)
-
-
-@pytest.mark.slow
-@pytest.mark.flower
-def test_the_flower_app_runs_as_printed(tmp_path: Path) -> None:
-    settings = " ".join(f"{name}={json.dumps(value)}" for name, value in {"people": 60, "turns": 1}.items())
-    command = ["flwr", "run", str(APP), "--stream", "--run-config", settings]
-    command += ["--federation-config", "num-supernodes=2 client-resources-num-cpus=1"]
-    with local_superlink(tmp_path) as environment:
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            stdin=subprocess.DEVNULL,
-        )
-    assert "texts: ε" in done.stdout + done.stderr
-    assert verify(tmp_path / "run.db").released == 10

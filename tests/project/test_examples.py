@@ -56,15 +56,3 @@ def test_the_example_of_several_processes_goes_on_in_another_number_of_them(tmp_
     again = run(1)  # all epochs are in the checkpoint
     assert "epoch" not in again
     assert "ε ≤" in again
-
-
-@pytest.mark.parametrize(
-    "name", ["lambda_cgd_from_scratch", "opacus_training", "opacus_distributed", "language_users", "language_texts"]
-)
-def test_help_does_not_train(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", "--help"], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "usage:" in done.stdout
-    assert "accuracy 0" not in done.stdout

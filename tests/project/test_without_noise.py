@@ -8,25 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from command_line import run
 from fake_grid import FakeGrid
 from flower_runs import node
 from flwr.serverapp.strategy import FedAvg
-from ledgers import refused
+from ledgers import KEY, refused, release
 from plans import make_plan
 from shared import record
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
+from fedcgd import DPSGD, LambdaCGD, Ledger, Participation, Plan, accounting
 from fedcgd.accounting.guarantee import ADJACENCY, NO_NOISE
 from fedcgd.ledger import JointBudget, export, joint, verify
 from fedcgd.ledger.statement import privacy_statement
-from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation
 
-KEY = NoiseKey(bytes(range(32)))
 NOISELESS = make_plan(LambdaCGD(0.8), Participation(rounds=4, min_separation=2), clip_norm=0.5, noise_multiplier=0)
 NOISY = replace(NOISELESS, noise_multiplier=2.0)
 SIZE = 6
@@ -112,10 +107,7 @@ def test_together_with_other_runs_it_costs_everything(tmp_path: Path) -> None:
     path = tmp_path / "debug.db"
     with Ledger.open(path, plan=NOISELESS, configuration={}, key=KEY) as ledger:
         for t in range(4):
-            attempt = ledger.plan_round(t, ["ann" if t % 2 else "bob"])
-            nonce = KEY.nonce_of(ledger.stream_id, np.zeros(3), earlier=ledger.resume().nonces, attempt=attempt)
-            ledger.record_aggregated(t, attempt, nonce)
-            ledger.record_released(t, attempt, b"model")
+            release(ledger, t, ["ann" if t % 2 else "bob"])
     assert joint([path]).worst.planned.epsilon == math.inf
     budget = JointBudget(epsilon=100.0, delta=1e-5, after=[path])
     assert budget.admission(NOISY, key=KEY).refused == {"ann", "bob"}
@@ -134,17 +126,3 @@ def test_what_needs_noise_refuses_to_go_without() -> None:
         start(NOISELESS, adaptive_clipping=AdaptiveClipping())
     words = ["account", "--mechanism", "dp-sgd", "--rounds", "4", "--delta", "1e-5", "--noise-multiplier", "0"]
     assert run(*words).exit_code == 2
-
-
-def private(plan: Plan):
-    torch.manual_seed(0)
-    inputs = 100 * torch.randn(12, 4)
-    model = nn.Linear(4, 2)
-    engine = CorrelatedPrivacyEngine(KEY)
-    made = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        data_loader=DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=6),
-        plan=plan,
-    )
-    return engine, made

@@ -112,6 +112,10 @@ class Sampling(ABC):
         """The `users` that may take part in `round`. Users who are counted in this very round may when it is tried again."""
         return within_limits(run, round, users, history)
 
+    def rounds_without_return(self, run: Promise, round: int) -> int:
+        """How many rounds after `round` live on users who have not been asked yet; from then on they come back as they leave."""
+        return run.min_separation - 1 - round
+
     @abstractmethod
     def cohort(
         self, run: Promise, round: int, available: set[str], history: History, *, cohort_size: int, key: bytes

@@ -48,6 +48,10 @@ class Shuffle(OneOfEachEpoch, FilledCohorts):
         allowed = super().eligible(run, round, users, history)
         return [user for user in allowed if not start <= history.last_rounds.get(user, -1) < round]
 
+    def rounds_without_return(self, run: Promise, round: int) -> int:
+        """What is left of the epoch."""
+        return self.spacing(run) - 1 - round % self.spacing(run)
+
     def rank(self, run: Promise, round: int, user: str, history: History, key: bytes) -> tuple[int, int]:
         """Users of the round's block, and those without one, in the epoch's order."""
         last, steps = history.last_rounds.get(user), self.spacing(run)
