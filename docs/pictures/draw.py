@@ -264,10 +264,10 @@ def accuracy(colours: Colours) -> Figure:
     axes = figure.subplots()
     epsilons = [row["epsilon"] for row in rows]
     for label, shown, colour, style in (
-        ("plan, nothing secret", "correlated noise, 60 users a round, nothing secret", colours.ours, "-o"),
-        ("dp-sgd, full batch", "DP-SGD, all 1260 users in each round, nothing secret", colours.secret, "--D"),
-        ("dp-sgd, poisson", "DP-SGD, 60 users a round, who is drawn kept secret", colours.faint, ":"),
-        ("dp-sgd, nothing secret", "DP-SGD, 60 users a round, nothing secret", colours.plain, "-s"),
+        ("plan, nothing secret", "correlated noise, 60 users a round", colours.ours, "-o"),
+        ("dp-sgd, full batch", "DP-SGD, full batch (1260 users a round)", colours.secret, "--D"),
+        ("dp-sgd, poisson", "DP-SGD, 60 users a round, secret Poisson sampling", colours.faint, ":"),
+        ("dp-sgd, nothing secret", "DP-SGD, 60 users a round", colours.plain, "-s"),
     ):
         means = np.array([100 * np.mean(row[label]) for row in rows])
         spread = np.array([100 * np.std(row[label]) for row in rows])

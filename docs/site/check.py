@@ -20,7 +20,7 @@ SERIOUS = """async () => (await axe.run(document, {resultTypes: ["violations"]})
 CUT = """() => [
     ...(document.documentElement.scrollWidth > innerWidth ? ["wider than the screen"] : []),
     ...[...document.querySelectorAll("article img")].filter(each => each.offsetWidth &&
-        (each.offsetWidth < Math.min(300, each.naturalWidth) || each.getBoundingClientRect().right > innerWidth))
+        (each.offsetWidth < Math.min(300, each.naturalWidth) || each.parentElement.getBoundingClientRect().right > innerWidth))
         .map(each => `cut or too small: ${each.getAttribute("src")}`)]"""
 SEARCHES = {"lora": "trainers.html"}  # words, and the page that has to come first
 
@@ -58,8 +58,7 @@ def searched(page: Page) -> list[str]:
     found = []
     for words, wanted in SEARCHES.items():
         page.goto((SITE / "index.html").as_uri())
-        page.fill("input.md-search__input", words)
-        page.wait_for_timeout(1500)
+        page.locator("input.md-search__input").press_sequentially(words)  # the page listens to keys
         results = page.locator(".md-search-result__item a").first
         results.wait_for(state="attached")
         first = results.get_attribute("href") or ""

@@ -22,7 +22,8 @@ EXAMPLE = re.compile(r"^Example: (.+(?:\n+.+)*)$", re.MULTILINE)
 COMMANDS_HERE = "<!-- commands -->"
 # The theme wraps tables when a page is open; what scrolls is reached by the keyboard too.
 WIDE = (
-    'addEventListener("load",()=>document.querySelectorAll(".md-typeset__scrollwrap").forEach(each=>each.tabIndex=0))'
+    'addEventListener("load",()=>document.querySelectorAll(".md-typeset__scrollwrap,.md-typeset p:has(>img)")'
+    ".forEach(each=>each.tabIndex=0))"
 )
 FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL)
 

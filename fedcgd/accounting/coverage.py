@@ -63,7 +63,11 @@ def nothing_to_choose(name: str, symbols: str, participation: Participation) -> 
 
 def _covered(participation: Participation) -> str:
     most = most_bands(participation)
-    limit = "with one band only" if most == 1 else f"with at most {most} bands, the rounds from one turn to the next"
+    limit = (
+        "with one band only"
+        if most == 1
+        else f"with at most {most} bands, the rounds from one participation to the next"
+    )
     return f"{participation.sampling} sampling covers C {limit}"
 
 

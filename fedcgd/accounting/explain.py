@@ -14,13 +14,13 @@ from fedcgd.support.numbers import as_clip_norm
 NOT_COVERED = (
     "Metrics that nodes report and that are forwarded, counts of answers, timing, traffic and logs.",
     "Settings that were chosen by looking at the data, and other runs on the same users: each has an ε of its own "
-    "(`fedcgd ledger compose` adds them up).",
-    "The server's operator, and whoever had the key before it was deleted: they can remove the noise.",
-    "Whoever reads what nodes send before the noise is added. Flower's SuperLink keeps it in its database and the journal beside "
-    "that, after the run too, until these files are deleted.",
-    "A node that hosts many users and clips falsely, or answers in their name.",
+    "(fedcgd ledger compose adds them up).",
+    "The server's operator, and anyone who had the key before it was deleted: they can remove the noise.",
+    "Anyone who reads what nodes send before the noise is added. Flower's SuperLink keeps it in its database and journal until "
+    "these files are deleted, also after the run.",
+    "A node that hosts many users and clips wrongly, or answers in their name.",
     "Copies of the run's ledger that were restored or run side by side.",
-    "What a program kept of a round's noised sum that was not released (`fedcgd ledger verify` counts such sums).",
+    "What a program kept of a round's noised sum that was not released (fedcgd ledger verify counts such sums).",
 )
 """What no ε says anything about, a sentence each."""
 
@@ -67,19 +67,18 @@ def explain(
         Step(
             "unit of privacy",
             "What is protected is a user as a whole, in all of its rounds: everything that is trained and clipped "
-            "under one name. Who has two names, or whose data is also held under another name, is protected as two "
-            "users.",
+            "under one name. A person with two names, or with data under another name too, is protected as two users.",
         ),
         Step(
             "clipping",
             f"Each user's update of a round is scaled to L2 norm at most ζ = {clip_norm:g} before it is summed; an "
-            "update that is not finite counts as zero. Where the clipping is done must be trusted, or done again by "
-            "whoever sums.",
+            "update that is not finite counts as zero. Clipping must be done where it can be trusted, or repeated "
+            "where the updates are summed.",
             clip_norm,
         ),
         Step(
             "participation",
-            f"{participation}. The scheduler must never break this, whoever drops out or returns.",
+            f"{participation}. The scheduler must never break this, even if users drop out or return.",
             participation.sampling_rate or participation.participations,
         ),
         Step("sampling", participation.scheme.assumption),
@@ -89,7 +88,7 @@ def explain(
             "noise",
             f"σ = {rounded_up(guarantee.noise_multiplier, 6)} (it includes the sensitivity): Z has independent coordinates of "
             f"standard deviation 1, and ζσZ of {rounded_up(clip_norm * guarantee.noise_multiplier, 6)}, in units of the update. "
-            "Z comes from a secret key by a cryptographic generator: whoever has the key can remove the noise.",
+            "Z comes from a secret key by a cryptographic generator: anyone who has the key can remove the noise.",
             guarantee.noise_multiplier,
         ),
         Step(
@@ -165,7 +164,7 @@ def _confidence(guarantee: Guarantee) -> Step:
         return Step("confidence", "Deterministic: no part of the calculation is random.", 1.0)
     return Step(
         "confidence",
-        f"The calculation draws random numbers, and they mislead it with probability at most {rounded_up(risk)} over their "
+        f"The calculation uses Monte Carlo samples, and they mislead it with probability at most {rounded_up(risk)} over the "
         f"seed; this is part of δ = {guarantee.delta:g}. The seed is a hash of the question, so that nobody chooses it.",
         1 - risk,
     )

@@ -56,7 +56,9 @@ def audit(asked: AuditOptions) -> int:
             known = replace(participation, sampling="none", sampling_rate=None, warm_start=True)
             plan = replace(plan, participation=known)
             claim = plan.guarantee().epsilon
-            assumed = f"none: what σ of ε = {asked.epsilon:g} under {assumed} gives to who knows the rounds"
+            assumed = (
+                f"none: the σ for ε = {asked.epsilon:g} under {assumed}, against an adversary who knows the rounds"
+            )
         promise = {
             "adjacency": ADJACENCY,
             "sampling": assumed,

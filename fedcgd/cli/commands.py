@@ -265,7 +265,7 @@ class RegisterOptions:
     """What a ledger is compared with.
 
     Options:
-        register: The register of the key's runs (noise.key.runs). Default: one beside the ledger that knows the run.
+        register: The register of the key's runs (noise.key.runs). Default: one next to the ledger that knows the run.
     """
 
     register: Path | None = None
@@ -341,7 +341,7 @@ class ComposeOptions(OutputOptions, RegisterOptions):
     """Print what several runs cost together each user who was in them; users are the same if their ids are.
 
     Anyone who was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
-    The private evaluations of a run count with it: their ledger is looked for beside the run's.
+    The private evaluations of a run count with it: their ledger is looked for next to the run's.
     An older copy of a ledger changes nothing. Copies of one run that went on in two places are both counted, and reported.
     Every run counts against every joint budget that one of them was begun with, named there or not.
     Exit code 1 if a ledger contradicts itself or the register of its key, or if a joint budget is exceeded.
@@ -392,7 +392,7 @@ class KeeperOptions(OutputOptions):
     """A keeper.
 
     Options:
-        key: The keeper's key file. Its record lies beside it.
+        key: The keeper's key file. Its record lies next to it.
     """
 
     key: File
@@ -420,7 +420,7 @@ class ServeOptions:
     Example: fedcgd keeper serve keeper.key --keepers keepers.toml --certificate tls.crt --private-key tls.key --server server.crt
 
     Options:
-        key: The keeper's key file. Its record lies beside it.
+        key: The keeper's key file. Its record lies next to it.
         keepers: The keepers.toml that all parties hold, with this keeper's address.
         certificate: This keeper's certificate for TLS, PEM.
         private_key: The certificate's private key, PEM, readable by you alone.

@@ -147,7 +147,7 @@ def _model(question: PlanningProblem) -> str:
     if question.model is not None:
         return f"linear, {question.model.features} inputs, {question.model.classes} classes"
     if question.hidden_layers is None:
-        return "one hidden layer or none is supposed (--hidden-layers, or --classes and --features, say what it has)"
+        return "at most one hidden layer is assumed (set --hidden-layers, or --classes and --features)"
     return f"a network, hidden layers: {question.hidden_layers}"
 
 
@@ -182,7 +182,7 @@ def show(ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: 
         table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right", overflow="fold")
     for one in ranked:
         recipe = one.recipe
-        who = ", everybody" if recipe.steps == 1 else f", {recipe.sampling}" * recipe.is_secret
+        who = ", full batch" if recipe.steps == 1 else f", {recipe.sampling}" * recipe.is_secret
         schedule = "const" if recipe.schedule == "constant" else recipe.schedule
         loss = as_part(one.outcome.loss)
         table.add_row(
@@ -199,7 +199,7 @@ def show(ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: 
     if not rehearsed:
         console.print(verdict(ranked), soft_wrap=True, highlight=False)
         if is_hopeless(ranked):
-            console.print("So no recipe is recommended or printed as a program. With --json all are printed.")
+            console.print("No recipe is recommended, so none is printed as a program. --json prints all.")
             return
         console.print(expectation(recommended(ranked)), soft_wrap=True, highlight=False)
     chosen = ranked[0] if rehearsed else recommended(ranked)

@@ -128,7 +128,7 @@ def _promise(statement: dict[str, Any]) -> str:
 def _plainly(statement: dict[str, Any]) -> str:
     """The verdict in three sentences, how large ε is beside published deployments, and the promise word by word."""
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in statement["verdict"])
-    size = f"<p>Beside published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
+    size = f"<p>Compared with published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
     deployments = grid(("deployment", "ε", "δ", "for", "published in"), DEPLOYMENTS)
     return said + size + deployments + f"<p>{escape(statement['statement'])}</p>"
 

@@ -86,7 +86,7 @@ class CarefulCommand(click.Command):
             message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         except Exception:
             traceback.print_exc()
-            code, message = Exit.INTERNAL, "this is a mistake in fedcgd, not in what you asked; no result was computed"
+            code, message = Exit.INTERNAL, "this is a bug in fedcgd, not in your input; no result was computed"
         if message:
             _complain(message, code, as_json="--json" in (sys.argv[1:] if args is None else args))
         sys.exit(code)

@@ -177,9 +177,8 @@ def _reasoning(plan: Plan, adaptive: object, unit: str) -> list[dict[str, str]]:
 
 
 IDENTITIES = {
-    "declared": 'whoever a node says (identity "declared"): each name that a node gives is a user. A registered node keeps the '
-    "users that it named first; what other nodes and pools of many users say is believed. A person with two names counts as two "
-    "users, each with this ε",
+    "declared": 'the names that nodes declare (identity "declared"). A registered node keeps the users that it named first; '
+    "other nodes and pools of many users are believed. A person with two names counts as two users, each with this ε",
     "authenticated": 'a node that is registered at the SuperLink (identity "authenticated"), by its name there. A person who '
     "registers two keys counts as two users, each with this ε",
 }
@@ -316,7 +315,7 @@ def facts(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
         "noise multiplier σ": rounded_up(plan["noise_multiplier"], 6),
         "joint budget of each user": budget
         and f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
-        f"{plural(budget['earlier_runs'], 'earlier run', 'earlier runs')} (whoever had too little left was not asked)",
+        f"{plural(budget['earlier_runs'], 'earlier run', 'earlier runs')} (users with too little left were not asked)",
         "sensitivity of C": None if whole["sensitivity"] is None else f"{whole['sensitivity']:.6g}",
         **_keeper_facts(statement.get("keepers")),
     }
@@ -361,5 +360,5 @@ def _keeper_facts(keepers: Mapping[str, Any] | None) -> dict[str, str]:
         for number, epsilon in enumerate(epsilons):
             found[f"{what} against the server with {plural(number, 'keeper', 'keepers')}"] = _bound(epsilon)
     if keepers["spent"]:
-        found["rounds spent without a model"] = str(keepers["spent"])
+        found["rounds consumed without a model"] = str(keepers["spent"])
     return found

@@ -64,7 +64,7 @@ REFUSALS = {
     "another-version": "{path} holds no run, or one of another version of fedcgd (this one reads format {format})",
     "came-into-use": "{path} came into use while it was read; try again",
     "unreadable-while-in-use": f"{_CANNOT}; its run goes on or was killed: copy it and its -wal file to where you may write",
-    "unreadable": f"{_CANNOT}; give the file that the run calls its ledger. If no whole copy is left, all of its plan counts",
+    "unreadable": f"{_CANNOT}; give the run's ledger, not a key or a model. If no whole copy is left, all of its plan counts",
     "in-another-process": "{path} is open in another process ({holder}), whose run is not touched. End that process first: then "
     "the run goes on from its last release, or can be sealed",
     "opened-again": "{path} was opened again since, and the run goes on there: nothing may be released here any more",
@@ -97,7 +97,7 @@ REFUSALS = {
     "in-flight": "an attempt at round {round} is in flight; release it, or call skip, before another begins",
     "out-of-order": "attempt {attempt} at round {round} is not at this step: plan, sum and release it, in this order and once",
     "nonce-used": "round {round} has had noise of this nonce already; make another with NoiseKey.nonce_of",
-    "not-opening": "no keepers were asked to open round {round}: it can be tried again, and is not spent",
+    "not-opening": "no keepers were asked to open round {round}: it can be tried again, and is not consumed",
     "too-often": "{users:user|users} would take part more than {k} times, or less than {b} rounds apart, in round {round}; "
     "fedcgd.participation.cohorts.cohort never chooses them",
     "another-bin": "{users:user|users} would take part in round {round}, which is not of their bin (round modulo {b}); "
@@ -116,14 +116,15 @@ REFUSALS = {
     "no-model": "{path} has released no model yet",
     "another-last-model": "{path} contradicts itself: its last model is number {number}, and {models:model is|models are} "
     "released; fedcgd ledger verify says what else",
-    "model-without-layout": "{path} holds a model without the names and shapes of its arrays",
+    "model-without-layout": "{path} holds no model with the names and shapes of its arrays: central training keeps none in its "
+    "ledger, so ask for the model",
     "another-suffix": "a model is written to a file .npz, got {name}",
     # Several runs
     "evaluations-alone": "{path} records the evaluations of a run whose own ledger is not named: name both",
     "evaluations-missing": "{path} is of a run that was evaluated on its users' data too, and {beside}, which says who was in "
     "that, is not there, or of another run: put it there",
     "evaluations-only": "{path} records the evaluations of a run only: a statement is made from the ledger of that run",
-    "several-deltas": "the runs have different δ ({deltas}); give one for all",
+    "several-deltas": "the runs have different δ ({deltas}); give one delta for all",
     "unknown-user": "no run has a user {user!r}",
     "no-users": "no users are on record: nobody was asked in any of the runs",
     "own-ledger": "{path} is this run's own ledger; after names those of earlier runs",
@@ -132,7 +133,7 @@ REFUSALS = {
     "finish, or end it with fedcgd ledger seal {path}",
     "contradiction-before": "records contradict each other, and nobody can say what the runs cost: {problems}",
     "unnamed-before": "{path} came after {runs:run that is|runs that are} not named (streams {streams}); name all",
-    "unregistered-before": f"{_NOT_NAMED}. Whoever was in it pays for it too: give the ledger in after= as well, sealed or "
+    "unregistered-before": f"{_NOT_NAMED}. Users in it pay for it too: give the ledger in after= as well, sealed or "
     "finished, or delete one that has released nothing. If one is lost that has, begin with other people and another key",
     "nobody-may-take-part": "nobody may take part: this plan and {runs:earlier run|earlier runs} with a secret sampling cost ε "
     "≤ {cost} at δ = {delta:g}, and the joint budget is {epsilon:g}; raise it, or plan a smaller ε",
@@ -148,8 +149,8 @@ PROBLEMS = {
     "another-state": "{number:attempt has|attempts have} a sum, a nonce or an end that does not belong to the state on record, "
     "or none where one does",
     "last-model": "the last model on record is {here}, and {models:model is|models are} released",
-    "opened-and-undone": "keepers were asked to open {number:round|rounds} that count as neither released nor spent",
-    "spent-unasked": "{number:round is|rounds are} spent that no keepers were asked to open",
+    "opened-and-undone": "keepers were asked to open {number:round|rounds} that count as neither released nor consumed",
+    "spent-unasked": "{number:round is|rounds are} consumed that no keepers were asked to open",
     "made-up-stream": "the run is called private, and its stream is that of a simulation or made up ({run.stream_id!r})",
     "more-participations": "{number:user|users} took part more than {k} times",
     "too-close": "{number:time|times} a user took part less than {b} rounds after the last",
@@ -177,7 +178,7 @@ PROBLEMS = {
 
 NOTES = {
     "no-register": "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator"
-    " has it beside the key (noise.key.runs): --register FILE",
+    " has it next to the key (noise.key.runs): --register FILE",
     "another-place": "on {at}, after {rounds:round|rounds}, the run went on with a ledger that had been copied, restored or "
     "moved to another disk: if it also went on where it was before, everybody pays for both (fedcgd ledger compose)",
     "kept-sums": "{sums:noised sum|noised sums} may have reached the inner strategy without being released (of round {rounds}):"
@@ -185,10 +186,10 @@ NOTES = {
     "known; exact Gaussian mechanism), and not {whole}",
     "central": "central training: what is protected is one example, named by its row number. ε does not cover a person with "
     "several rows as a whole, and runs compose row by row",
-    "model-not-there": "the file of the last model is not beside the ledger, and was not compared",
+    "model-not-there": "the file of the last model is not next to the ledger, and was not compared",
     "seal-unknown": "the ledger says that the run was sealed on {sealed}, and {register} does not: the seal was written by "
     "hand, or its key was kept elsewhere; ask whether it is deleted",
-    "unnamed-runs": f"{_NOT_NAMED}: whoever was in it pays for it too; name all ledgers",
+    "unnamed-runs": f"{_NOT_NAMED}: users in it pay for it too; name all ledgers",
     "went-apart": "{path} is a copy that went its own way: each copy counts with all of its rounds",
     "older-copy": "{path} is the latest of several copies of one run, and counts for all of them: {copies}",
 }

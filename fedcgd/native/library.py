@@ -43,8 +43,8 @@ def needed(load: Callable[[], Code], answer: Callable[[Code], bytes], expected: 
     found = checked(load, answer, expected)
     if found is None:
         raise RuntimeError(
-            "the accounting of secret rounds by random draws needs machine code, which was not built or does not work here: have "
-            "a C compiler (`cc`, or what CC names) and install fedcgd again, or choose another sampling"
+            "Monte Carlo accounting of this sampling needs machine code, which was not built or does not work here: provide a C "
+            "compiler (`cc`, or what CC names) and install fedcgd again, or choose another sampling"
         )
     return found
 

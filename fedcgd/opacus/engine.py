@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,45 @@ from fedcgd.release import CentralRelease, NoiseMode
 
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
+
+
+class _Shared(TypedDict, total=False):
+    """The arguments of both ways to make a model private but the mode, on which the types of the results depend."""
+
+    module: Required[nn.Module]
+    optimizer: Required[optim.Optimizer]
+    criterion: Any
+    data_loader: Required[DataLoader[Any]]
+    mechanism: Mechanism | str | None
+    sampling: str | None
+    groups: int | None
+    noise: NoiseMode | None
+    batch_first: bool
+    loss_reduction: Literal["mean", "sum"]
+    poisson_sampling: bool | None
+    clipping: str
+    noise_generator: torch.Generator | None
+    wrap_model: bool
+    rand_on_empty: bool
+    accumulation_steps: int
+    augmentation_multiplicity: int
+    assume_independent: str | None
+
+
+class _OfPlan(_Shared, total=False):
+    plan: Plan | None
+    noise_multiplier: float | None
+    max_grad_norm: float | None
+    epochs: int | None
+    target_delta: float | None
+
+
+class _WithEpsilon(_Shared, total=False):
+    target_epsilon: Required[float]
+    target_delta: Required[float]
+    epochs: Required[int]
+    max_grad_norm: Required[float]
+    schedule: Schedule
 
 
 class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
@@ -129,6 +168,16 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             "an engine cannot be copied or pickled: two copies would release the same rounds, and its key would be written, too. "
             "Make another engine with the key for another run; save_checkpoint keeps where a run stands"
         )
+
+    @overload
+    def make_private(
+        self, *, grad_sample_mode: Literal["ghost"], **arguments: Unpack[_OfPlan]
+    ) -> tuple[nn.Module, CorrelatedOptimizer, GhostLoss, DataLoader[Any]]: ...
+
+    @overload
+    def make_private(
+        self, *, grad_sample_mode: Literal["hooks", "functorch"] = "hooks", **arguments: Unpack[_OfPlan]
+    ) -> tuple[nn.Module, CorrelatedOptimizer, DataLoader[Any]]: ...
 
     def make_private(
         self,
@@ -255,6 +304,16 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
             return wrapped, private, loss, loader
         return wrapped, private, loader
+
+    @overload
+    def make_private_with_epsilon(
+        self, *, grad_sample_mode: Literal["ghost"], **arguments: Unpack[_WithEpsilon]
+    ) -> tuple[nn.Module, CorrelatedOptimizer, GhostLoss, DataLoader[Any]]: ...
+
+    @overload
+    def make_private_with_epsilon(
+        self, *, grad_sample_mode: Literal["hooks", "functorch"] = "hooks", **arguments: Unpack[_WithEpsilon]
+    ) -> tuple[nn.Module, CorrelatedOptimizer, DataLoader[Any]]: ...
 
     def make_private_with_epsilon(
         self,

@@ -66,8 +66,8 @@ def check_bandwidth(name: str, bandwidth: int, participation: Participation) -> 
     most = participation.rounds if participation.participations == 1 else participation.min_separation
     if not 1 <= bandwidth <= most:
         raise ValueError(
-            f"p of {name} must be between 1 and {most}, the rounds from one turn of a user to the next, got {bandwidth}: write "
-            f"{name}:{most}, or banded-toeplitz:{bandwidth}, whose columns may overlap"
+            f"p of {name} must be between 1 and {most}, the rounds between two participations of a user, got {bandwidth}: "
+            f"write {name}:{most}, or banded-toeplitz:{bandwidth}, whose columns may overlap"
         )
 
 

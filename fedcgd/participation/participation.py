@@ -93,8 +93,8 @@ class Participation(Promise):
             b = as_whole("min_separation", min_separation)
         if b > turns:
             raise ValueError(
-                f"min_separation must be at most users/cohort_size = {float(turns):g}, the rounds until a user's next turn, got "
-                f"{b}: beyond, there are not enough users for a cohort"
+                f"min_separation must be at most users/cohort_size = {float(turns):g}, the rounds until a user's next "
+                f"participation, got {b}: beyond, there are not enough users for a cohort"
             )
         return Participation(
             rounds=rounds,

@@ -206,12 +206,12 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     if is_hopeless(ranked):
         most = max(one.outcome.signal_to_noise for one in ranked)
         return (
-            f"Nothing useful is to be expected at this budget: the signal is at most {most:.2g} times the noise, and below "
+            f"No useful model can be expected at this budget: the signal is at most {most:.2g} times the noise, and below "
             f"{_SIGNAL.hopeless:g} models learned next to nothing. What helps: more users, or a larger ε."
         )
     correlated, plain = _best(ranked, correlated=True), _best(ranked, correlated=False)
     if correlated is None:
-        return "There is nothing to correlate here: everybody takes part in every round. DP-SGD with the whole batch is best."
+        return "With full participation there is nothing to correlate: full-batch DP-SGD is best."
     if plain is None:
         return "No DP-SGD is possible within these limits."
     gain = _gain(correlated, plain)
@@ -219,7 +219,7 @@ def verdict(ranked: Sequence[PlannedRecipe]) -> str:
         return f"Correlated noise needs no secret here, and is as good: {_left(correlated)}, and {_left(plain)}."
     if gain < _RANKING.level:
         level = "as good" if gain > -_RANKING.level else "better"
-        return f"Correlated noise brings nothing here, DP-SGD is {level}: {_left(plain)}, and {_left(correlated)}."
+        return f"Correlated noise does not help here, DP-SGD is {level}: {_left(plain)}, and {_left(correlated)}."
     return f"Correlated noise helps: {_left(correlated)}, and the best {_left(plain)}.{_simpler(ranked, correlated)}"
 
 

@@ -53,9 +53,9 @@ class Recipe:
 
     @property
     def who(self) -> str:
-        """Who takes part in a round, in words: everybody, or who may know."""
+        """Who takes part in a round, in words: all users, or who may know."""
         if self.steps == 1:
-            return "everybody in each round"
+            return "full participation"
         return self.sampling if self.is_secret else "without amplification"
 
     @property

@@ -42,7 +42,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def gains(studies: Sequence[Found]) -> Figure:
-    """A panel for each case of the verdict: data × ε, the gain of λ-CGD over the better baseline; framed where p < .05."""
+    """A panel for each case of the verdict, two a row: data × ε, what λ-CGD gains over the better baseline; framed if p < .05."""
     compared = [{found.study.title: headline_comparisons(found, case) for found in studies} for case in CASES]
     titles = [found.study.title for found in studies if any(panel[found.study.title] for panel in compared)]
     if not titles:
@@ -51,9 +51,9 @@ def gains(studies: Sequence[Found]) -> Figure:
     budgets = sorted({row.epsilon for row in rows})
     largest = max(abs(100 * row.pairs.difference) for row in rows)
     figure, panels = plt.subplots(
-        1, len(CASES), figsize=(3.6 * len(CASES) + 1, 0.5 * len(titles) + 1.4), layout="constrained", sharey=True
+        2, len(CASES) // 2, figsize=(8.2, 0.7 * len(titles) + 2), layout="constrained", sharey=True
     )
-    for axes, case, panel in zip(panels, CASES, compared, strict=True):
+    for axes, case, panel in zip(panels.flat, CASES, compared, strict=True):
         values = np.full((len(titles), len(budgets)), np.nan)
         for i, title in enumerate(titles):
             for row in panel[title]:

@@ -21,7 +21,7 @@ from fedcgd_experiments.study import Secret, Study
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 NOT_RUN = "*Not run yet.*\n"
-SECRETS: dict[Secret, str] = {"nothing": "nothing is secret", "sampling": "the sampling is secret"}
+SECRETS: dict[Secret, str] = {"nothing": "without amplification", "sampling": "secret sampling"}
 """What the two kinds of arms may keep from an adversary."""
 
 
@@ -35,10 +35,10 @@ class Case:
 
 
 CASES = (
-    Case("nothing is secret", "nothing"),
-    Case("nothing is secret, little work", "nothing", little_work=True),
-    Case("the sampling is secret", "sampling"),
-    Case("the sampling is secret, little work", "sampling", little_work=True),
+    Case("without amplification", "nothing"),
+    Case("without amplification, little work", "nothing", little_work=True),
+    Case("secret sampling", "sampling"),
+    Case("secret sampling, little work", "sampling", little_work=True),
 )
 
 Table = Callable[[Path, str], str]

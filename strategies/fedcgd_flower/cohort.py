@@ -95,8 +95,8 @@ def _planned_cohort(inner: Strategy, expected_users: int | None) -> tuple[int, s
         return max(int(fraction * expected_users), least), source
     raise ValueError(
         f"how many users a round? {type(inner).__name__} (fraction_train = {fraction:g}, min_train_nodes = {least}; Flower's "
-        "defaults are 1 and 2) does not say it without the number of users: give cohort_size, or expected_users, or the inner "
-        "strategy's min_train_nodes alone"
+        "defaults are 1 and 2) does not say it without the number of users: give cohort_size=, or expected_users=, or only "
+        "min_train_nodes= to the inner strategy, without fraction_train"
     )
 
 

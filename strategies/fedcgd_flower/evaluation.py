@@ -203,7 +203,7 @@ class Evaluator:
             return None
         plan, round = self.evaluation.plan, self._record.count
         if round >= plan.participation.rounds:  # a consumed one then is missing at the end
-            log_warning(f"no evaluation: all {round} that are planned are released or spent")
+            log_warning(f"no evaluation: all {round} that are planned are released or consumed")
             return None
         if why := self._noise.gives_up:
             log_warning(f"no evaluation: {why}")
@@ -246,7 +246,7 @@ class Evaluator:
             measured = joint | self._read(noised, terms.lattice)
             self._record.record(attempt, b"", metrics=measured)
         except NoiseUnavailableError as error:
-            reason = f"{'it is spent' if self._record.is_consumed else 'not opened'}: {error}"
+            reason = f"{'it is consumed' if self._record.is_consumed else 'not opened'}: {error}"
             log_warning(f"no evaluation: {reason}")
             self._record.abandon(reason)
             return None

@@ -255,7 +255,7 @@ def inner_request(inner: Strategy, server_round: int, arrays: ArrayRecord, confi
     configs = content.config_records
     if len(configs) > 1 or content.metric_records:
         raise ValueError(
-            f"{name} sends the records {[*configs, *content.metric_records]} beside the model, and users get one configuration: "
+            f"{name} sends the records {[*configs, *content.metric_records]} next to the model, and users get one configuration: "
             "put what they need into it"
         )
     config_key, sent = next(iter(configs.items()), (record_keys_of(inner)[1], ConfigRecord()))

@@ -265,7 +265,7 @@ class TrainingRounds:
             stepped = inner_step(self.settings.inner, round, self._noised_model(replies, pending, metrics))
             released = self._release(pending, stepped, metrics)
         except NoiseUnavailableError as error:
-            self.abort_round(f"the round is spent: {error}" if self.record.is_consumed else str(error))
+            self.abort_round(f"the round is consumed: {error}" if self.record.is_consumed else str(error))
             return None, None
         except BaseException:
             self.abort_round("it could not be released")

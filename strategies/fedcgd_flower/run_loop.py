@@ -95,7 +95,7 @@ class RunResult(Result):
     @property
     def done(self) -> str:
         """How many rounds are released, and how many are spent, if any are."""
-        spent = f", {self.spent} spent without a model" if self.spent else ""
+        spent = f", {self.spent} consumed without a model" if self.spent else ""
         return f"{self.released} of {plural(self.planned, 'round', 'rounds')} released{spent}"
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class RunLoop:
         model = np.frombuffer(run.model, np.float32)
         if result.complete:
             log_warning(
-                f"all {result.planned} rounds of this run were released{' or spent' * bool(result.spent)} before: nothing is "
+                f"all {result.planned} rounds of this run were released{' or consumed' * bool(result.spent)} before: nothing is "
                 "trained, and the result is its last model. Another run has another ledger and another key"
             )
         else:
@@ -378,7 +378,7 @@ def epsilon_text(plan: Plan, released: int, spent: int = 0) -> str:
         return f"nothing is released; the planned run: {whole}"
     so_far = plan.quick_guarantee(released=released)
     return (
-        f"the planned run: {whole}; for the {plural(released, 'round', 'rounds')} released{' or spent' * bool(spent)}, ε ≤ "
+        f"the planned run: {whole}; for the {plural(released, 'round', 'rounds')} released{' or consumed' * bool(spent)}, ε ≤ "
         f"{rounded_up(so_far.epsilon, 4)}, provided that nobody looked at a released model to decide that the run ends here"
     )
 

@@ -103,7 +103,7 @@ def test_bands_beyond_a_turn_are_refused_with_remedies_that_help() -> None:
     participation, _ = SAMPLINGS["none"]
     message = refused("band-mf:4", participation)
     assert message.startswith(
-        "p of band-mf must be between 1 and 3, the rounds from one turn of a user to the next, got 4"
+        "p of band-mf must be between 1 and 3, the rounds between two participations of a user, got 4"
     )
     assert "band-mf:3," in message
     for remedy in ("band-mf:3", "banded-toeplitz:4"):

@@ -133,7 +133,7 @@ def test_the_version() -> None:
         (ModuleNotFoundError("no", name="opacus"), 2, 'pip install "fedcgd[opacus]"'),
         (ModuleNotFoundError("no", name="else"), 2, "pip install else"),
         (MemoryError(), 2, "more memory than there is"),
-        (RuntimeError("an invariant does not hold"), 3, "this is a mistake in fedcgd"),
+        (RuntimeError("an invariant does not hold"), 3, "this is a bug in fedcgd"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )  # fmt: skip

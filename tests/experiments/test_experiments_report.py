@@ -116,7 +116,7 @@ def test_the_baseline_is_the_one_that_is_best_on_the_test_whatever_validation_sa
 
 def test_the_tables(results: Path) -> None:
     head, _, *rows = table(results, "accuracy/digits")[:5]
-    assert head == ["nothing is secret", "ε = 1", "ε = 2"]
+    assert head == ["without amplification", "ε = 1", "ε = 2"]
     assert rows[0] == ["DP-SGD", "50.5 ± 0.5", "50.5 ± 0.5"]
     assert rows[2][1] == "55.0 ± 1.1; **+2.5** [1.9, 3.1], p < .001"
     text = fill("<!-- table: accuracy/digits -->\n<!-- end -->", results)
@@ -127,12 +127,12 @@ def test_the_tables(results: Path) -> None:
     assert len(recipes) == 2 * 4
     assert recipes[1][2].startswith("`dp-sgd`, 10 epochs × 1 steps, rate ")
     assert table(results, "headline/")[2:] == [
-        ["nothing is secret", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
-        ["nothing is secret, little work (5 passes)", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
+        ["without amplification", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
+        ["without amplification, little work (5 passes)", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
     ]
     assert table(results, "verdict")[2:] == [
-        ["nothing is secret", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],
-        ["nothing is secret, little work", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],
+        ["without amplification", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],
+        ["without amplification, little work", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],
     ]
     ((name, budget, seeds, tuning, tests, minutes, commit),) = table(results, "effort")[2:]
     assert (name, budget, seeds, tuning, tests) == ("`digits.jsonl`", "2, 1 on 1 seeds", "6", "32", "96")

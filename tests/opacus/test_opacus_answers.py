@@ -5,6 +5,7 @@ import re
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import get_args, get_overloads, get_type_hints
 
 import pytest
 import torch
@@ -68,6 +69,19 @@ OURS = {"mechanism": DPSGD(), "epochs": 2, "target_delta": 1e-5}
 def parameters(method) -> dict[str, inspect.Parameter]:
     found = dict(inspect.signature(method).parameters)
     return {name: one for name, one in found.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
+
+
+@pytest.mark.parametrize("name", ["make_private", "make_private_with_epsilon"])
+def test_type_checkers_know_what_each_mode_returns_and_every_argument(name: str) -> None:
+    mine = parameters(getattr(CorrelatedPrivacyEngine, name))
+    if name == "make_private_with_epsilon":  # its options are make_private's, but for what makes a plan
+        mine |= parameters(CorrelatedPrivacyEngine.make_private)
+        mine = {each: one for each, one in mine.items() if each not in ("plan", "noise_multiplier")}
+    ghost, hooks = map(get_type_hints, get_overloads(getattr(CorrelatedPrivacyEngine, name)))
+    assert (len(get_args(ghost["return"])), len(get_args(hooks["return"]))) == (4, 3)
+    for hints in (ghost, hooks):
+        (arguments,) = get_args(hints["arguments"])
+        assert {"self", "grad_sample_mode", *arguments.__annotations__} == set(mine)
 
 
 @pytest.mark.parametrize("name", ["__init__", *METHODS])

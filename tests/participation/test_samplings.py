@@ -14,12 +14,12 @@ from fedcgd.participation.samplings import SECRET_SAMPLINGS, Law
 KEY = bytes(range(32))
 
 WORDS = {
-    "none": ("may know, and even choose", "another matter"),
-    "shuffle": ("without amplification", "another matter"),
+    "none": ("may know, and even choose", "is not protected"),
+    "shuffle": ("without amplification", "is not protected"),
     "balls-in-bins": ("keep the bins secret", "not replace users who are absent", "bins are reused"),
     "poisson": ("its own coin", "secret", "not fill up", "not replace absent"),
     "cyclic-poisson": ("its own coin", "secret", "not move users between groups", "not replace absent"),
-    "b-min-sep": ("its own coin", "secret", "be spent", "not replace absent"),
+    "b-min-sep": ("its own coin", "secret", "drawn but away", "not replace absent"),
     "random-allocation": ("secret who drew what", "draw anew", "not replace absent"),
 }
 """What a deployment must do, or need not, and what is said of a user who is not there at all."""

@@ -184,7 +184,7 @@ def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(
 ) -> None:
     assert [one.kind for one in ranked_with_secrets] == list(dict.fromkeys(one.kind for one in ranked_with_secrets))
     assert {one.kind for one in ranked} == {
-        "dp-sgd, everybody in each round", "dp-sgd, without amplification", "lambda-cgd, without amplification",
+        "dp-sgd, full participation", "dp-sgd, without amplification", "lambda-cgd, without amplification",
         "banded-toeplitz, without amplification",
     }  # fmt: skip
     more = [one for one in ranked_with_secrets if one.kind not in {other.kind for other in ranked}]
@@ -338,12 +338,12 @@ def test_at_a_hopeless_budget_no_program_is_printed() -> None:
     words = ["plan", "--users", "60", "--epsilon", "0.05", "--delta", "1e-5", "--participations", "2"]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    assert "Nothing useful" in result.output
-    assert "no recipe" in result.output
+    assert "No useful model" in result.output
+    assert "No recipe" in result.output
     assert "Plan.calibrated(" not in result.output
     assert "--run-config" not in result.output
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert told["verdict"].startswith("Nothing useful is to be expected")
+    assert told["verdict"].startswith("No useful model")
     assert told["recipes"]
 
 
@@ -420,7 +420,7 @@ def test_what_is_recommended_is_simple_where_correlated_noise_brings_nothing() -
 
     better, level = with_loss(correlated, 0.1), with_loss(plain, 0.101)
     assert recommended([better, level]) is level
-    assert "brings nothing" in verdict([better, level])
+    assert "does not help" in verdict([better, level])
     assert recommended([better, with_loss(plain, 0.11)]) is better
     bands, lam = (
         replace(better, mechanism=BSR(2)),

@@ -30,7 +30,7 @@ class BMinSep(DrawnInAdvance):
     assumption = (
         "Each user tosses its own coin in each round in which it may take part again, independently of everything else: of other "
         "users, of who is there, and of what was released. The deployment must keep the coins secret (also the size of the "
-        "cohort), must let the coin of a user who is drawn but away be spent (it rests as if it had taken part), must "
+        "cohort), must count a user who is drawn but away as having taken part (so that it rests), must "
         "not fill up or cut cohorts, must not replace absent users, and must divide by a fixed number. A limit "
         "to a user's rounds may be kept."
     )

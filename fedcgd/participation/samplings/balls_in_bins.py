@@ -51,8 +51,8 @@ class BallsInBins(DrawnInAdvance):
         """b alone gives the cohorts."""
         if separation != (bins := self.default_separation(rounds, turns)):
             raise ValueError(
-                f"min_separation must be {bins} for balls-in-bins, the rounds until a user's next turn, got {separation}; leave "
-                "it out"
+                f"min_separation must be {bins} for balls-in-bins, the rounds until a user's next participation, got "
+                f"{separation}; leave it out"
             )
         return {}
 

@@ -14,8 +14,8 @@ class FilledCohorts(Sampling):
 
     law = Law.KNOWN
     absence: ClassVar[str] = (
-        "A user who is not there at all is another matter where cohorts are filled up: somebody else is asked instead, and "
-        "who is asked is not protected here. What a user's data are, and whether they were used, is."
+        "Cohorts are filled up: in the place of a user who is not there at all somebody else is asked, and who is asked "
+        "is not protected. What a user's data are, and whether they were used, is."
     )
 
     @abstractmethod

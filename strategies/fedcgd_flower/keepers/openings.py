@@ -82,7 +82,7 @@ class Openings(ServerNoise):
         last = self._ledger.openings()[-_MOST_SPENT:]
         if len(last) < _MOST_SPENT or any(opened.state != "spent" for opened in last):
             return ""
-        return f"{_MOST_SPENT} rounds in a row are spent without a release, and each costs its users a turn"
+        return f"{_MOST_SPENT} rounds in a row are consumed without a release, and each costs its users a participation"
 
     advice = (
         "find out why: the keepers' logs say what they refused. If the sums are too long, a node runs other code than the others "
