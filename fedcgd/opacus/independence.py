@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -178,16 +179,17 @@ class IndependenceProbe:
         """The first examples of the batch, the last and the shortest, and how many rows they have."""
         examples = self._rows // self._copies
         kept = {examples - 1, _shortest(self._batch, self._dim, self._rows) // self._copies}
-        kept |= set(range(min(examples, _LIMITS.rows - len(kept))))
+        others = (i for i in range(examples) if i not in kept)
+        kept |= set(islice(others, _LIMITS.rows - len(kept)))
         source = (torch.tensor(sorted(kept))[:, None] * self._copies + torch.arange(self._copies)).flatten()
         return self._with_rows(source), len(source)
 
     def _plain(self) -> _Trace:
-        """What the model makes of the batch: of a few examples, unless it gives them another number of rows than they are."""
+        """What the model makes of the batch: of a few examples, if all their gradients have a row for each."""
         if self._rows < self._whole[1]:
             with suppress(RuntimeError, ValueError):  # it takes batches of this size alone
                 found = self._trace(self._batch)
-                if found.rows <= {self._rows}:
+                if found.rows == {self._rows}:
                     return found
             self._take(*self._whole)
         return self._trace(self._batch)

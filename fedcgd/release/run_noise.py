@@ -166,7 +166,11 @@ class RunNoise:
         self._normals, self._secret = normals, key.noise_of(stream_id)
 
     def digest(self, total: Any) -> NDArray[Any]:
-        """What tells `total` from other sums, and nonces are bound to: itself, in main memory."""
+        """What tells `total` from other sums, and nonces are bound to: itself, in main memory.
+
+        Args:
+            total: the sum of the round, as `add` takes it.
+        """
         return self._normals.digest(total, self._secret)
 
     def add(

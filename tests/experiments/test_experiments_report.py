@@ -128,7 +128,15 @@ def test_the_tables(results: Path) -> None:
     assert recipes[1][2].startswith("`dp-sgd`, 10 epochs × 1 steps, rate ")
     assert table(results, "headline/")[2:] == [
         ["without amplification", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
-        ["without amplification, little work (5 passes)", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
+        [
+            "without amplification, little work (5 passes)",
+            "Toy",
+            "",
+            "**+2.5** [1.9, 3.1]",
+            "**+2.5** [1.9, 3.1]",
+            "",
+            "",
+        ],
     ]
     assert table(results, "verdict")[2:] == [
         ["without amplification", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],

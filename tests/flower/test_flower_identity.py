@@ -77,9 +77,8 @@ def test_a_strategy_with_a_folder_named_after_the_time_goes_on(tmp_path: Path) -
 def test_what_changes_training_is_another_run(first: FedAvg, second: FedAvg, words: str, tmp_path: Path) -> None:
     path, key = tmp_path / "run.db", NoiseKey.generate()
     run(path, key, first)
-    with pytest.raises(ValueError, match=words) as refused:
+    with pytest.raises(ValueError, match=words):
         run(path, key, second)
-    assert "take another" in str(refused.value)
 
 
 def test_what_is_kept_of_flowers_and_of_ones_own() -> None:
