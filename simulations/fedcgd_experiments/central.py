@@ -148,7 +148,6 @@ def train_engine(
     plan: Plan,
     *,
     physical_batch: int,
-    grad_sample_mode: str = "ghost",
     checkpoint: Path | None = None,
     late: Callable[[], bool] = lambda: False,
 ) -> nn.Module:
@@ -163,16 +162,15 @@ def train_engine(
     optimizer, scheduler = descent(point.descent, parameters, plan.participation.rounds)
     average = average_of(model, point.average)
     engine = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed))
-    module, private, *criterion, batches = engine.make_private(
+    module, private, loss, batches = engine.make_private(
         module=model,
         optimizer=optimizer,
         criterion=_PerExample(task.loss),
         data_loader=DataLoader(TensorDataset(train.inputs, train.targets), batch_size=-(-len(train) // point.steps)),
         plan=plan,
-        grad_sample_mode=grad_sample_mode,
+        grad_sample_mode="ghost",
         augmentation_multiplicity=max(1, point.augmentations),
     )
-    loss = criterion[0] if criterion else lambda outputs, targets: -task.loss(outputs, targets).mean()
     rounds = engine.accountant
     assert rounds is not None
     inputs, targets = train.inputs.to(device), train.targets.to(device)
