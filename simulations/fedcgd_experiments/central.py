@@ -190,7 +190,7 @@ def train_engine(
                 drawn = seeded(
                     int(here.generate_state(1)[0]), partial(task.augmented, inputs[rows], point.augmentations)
                 )
-                loss(module(drawn), targets[rows].repeat_interleave(max(1, point.augmentations))).backward()
+                loss(module(drawn), targets[rows].repeat_interleave(max(1, point.augmentations))).backward()  # type: ignore[no-untyped-call]
                 before = rounds.released
                 private.step()
                 if rounds.released > before:  # the last part of a batch
