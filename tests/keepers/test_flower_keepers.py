@@ -334,7 +334,7 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
     assert statement["private"]
     page = statement_markdown(json.loads(json.dumps(statement)))
     assert "3 keepers" in page
-    assert "spent without" in page
+    assert "consumed without" in page
     described = json.loads(json.dumps(export(real.ledger), allow_nan=False))["verification"]["keepers"]
     assert [found["epsilon"] for found in described["planned"]][3] is None
     for command in ("show", "verify"):
