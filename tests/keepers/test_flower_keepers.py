@@ -341,7 +341,7 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
         output = run("ledger", command, real.ledger)
         assert output.exit_code == 0, output.output
         # A table's cell goes on in the next line, at a word that depends on the width that the process first saw.
-        assert "rounds spent" in " ".join(output.output.replace("│", " ").split())
+        assert "rounds consumed" in " ".join(output.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
