@@ -23,7 +23,9 @@ from fedcgd_simulations.tasks import get_task
 
 KEY = NoiseKey.simulation(3)
 ROUNDS, COHORT, LEARNING_RATE = 10, 60, 2.0
-RUN_CONFIG = {"task": "digits", "model": "", "data-dir": "", "users": "examples", "local-epochs": 0, "seed": 0}
+RUN_CONFIG = {
+    "task": "digits", "model": "", "data-dir": "", "users": "examples", "local-epochs": 0, "augmentations": 0, "seed": 0,
+}  # fmt: skip
 
 PARTICIPATIONS = {
     "none": Participation(rounds=ROUNDS, min_separation=5),
