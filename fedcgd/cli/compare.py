@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -63,6 +64,8 @@ def default_mechanisms(separation: int, rounds: int, *, fitted: bool) -> list[st
 def compare(asked: CompareOptions) -> None:
     """Compare mechanisms at one budget: σ, sensitivity and errors, best RMSE first; with --curvature, least loss first."""
     quadratic = asked.quadratic()
+    if asked.plot is not None and (asked.plot.suffix not in (".png", ".svg", ".pdf") or not asked.plot.parent.is_dir()):
+        raise ValueError(f"--plot is a .png, .svg or .pdf file in a folder that is there, got {asked.plot}")
     candidates = list(_candidates(asked, quadratic))
     rows: list[dict[str, Any]] = []
     with progress(len(candidates), quiet=asked.json) as step:
@@ -79,6 +82,8 @@ def compare(asked: CompareOptions) -> None:
         raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))
     rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
     summary = {} if quadratic is None else _summary(quadratic)
+    if asked.plot is not None:
+        draw(asked.plot, [row for row in rows if "error" not in row], "rmse" if quadratic is None else "loss")
     if asked.json:
         print_json(budget(asked.epsilon, asked.delta) | summary | {"mechanisms": rows})
     else:
@@ -166,6 +171,21 @@ def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
         table.add_row(escape(label), *([_participation(row)] if own else []), *shown.values())
     console.print(table)
     print_refusals(rows)
+
+
+def draw(path: Path, rows: list[dict[str, Any]], measure: str) -> None:
+    """The rows' RMSE or loss as bars, the best at the top, with what ε holds for."""
+    from matplotlib.figure import Figure  # of the extra `simulation`
+
+    figure = Figure(figsize=(7, 1.2 + 0.3 * len(rows)), layout="constrained")
+    label = {"rmse": "RMSE of the noise, per unit of clip norm", "loss": "loss by the noise, per (clip norm / cohort)²"}
+    budget = "ε ≤ {epsilon:g}, δ = {delta:g}, {adjacency}\nsampling: {sampling}, n = {rounds}, {method}"
+    axes = figure.add_subplot(xlabel=label[measure], title=budget.format(**rows[0]))
+    bars = axes.barh([row["label"] for row in rows], [row[measure] for row in rows], color="0.6", edgecolor="black")
+    axes.bar_label(bars, fmt="%.3g", padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    figure.savefig(path, dpi=150)
 
 
 def _participation(row: dict[str, Any]) -> str:

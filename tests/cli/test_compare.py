@@ -105,3 +105,11 @@ def test_what_the_sampling_does_not_cover_is_listed(curvature: list[str]) -> Non
     found = {row["label"]: row for row in figures(*words)["mechanisms"]}
     assert "cyclic-poisson" in found["lambda-cgd:0.5"]["error"]
     assert found["noise-curve:4, fitted"]["loss"] > 0
+
+
+def test_a_picture_has_what_the_table_has_and_another_kind_of_file_is_refused_first(tmp_path: Path) -> None:
+    page = tmp_path / "bars.svg"
+    assert run(*compared("dp-sgd", "bisr:4"), *RUN, "--plot", str(page)).exit_code == 0
+    assert page.read_text().count("<!-- bisr:4 -->") == 1
+    refused = run(*compared("dp-sgd"), *RUN, "--plot", str(tmp_path / "bars.txt"))
+    assert (refused.exit_code, refused.stdout) == (2, "")

@@ -52,6 +52,21 @@ def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm, monk
     )
 
 
+def test_an_entry_more_counts_who_was_within_the_norm():
+    """As many examples as the median is above add as much as the others take away."""
+    model, inputs, targets = setting()
+    loss, flat, grid = example_loss(model, cross_entropy), flatten(model), Lattice(STEP)
+    alone = [
+        clipped_gradient_sum(loss, flat, (one[None], target[None]), clip_norm=1e6, grid=Lattice(2.0**-12))[0]
+        for one, target in zip(inputs, targets, strict=True)
+    ]
+    norms = torch.stack(alone).double().norm(dim=1) * 2.0**-12
+    clip_norm = float(norms.sort().values[7:9].mean())
+    assert int((norms < clip_norm).sum()) == 8
+    total, _ = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=clip_norm, grid=grid, indicator=1000)
+    assert int(total[-1]) == 1000 * (8 - 15)
+
+
 def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch):
     model, inputs, targets = setting()
     loss, flat = example_loss(model, cross_entropy), flatten(model)

@@ -334,14 +334,14 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
     assert statement["private"]
     page = statement_markdown(json.loads(json.dumps(statement)))
     assert "3 keepers" in page
-    assert "spent without" in page
+    assert "consumed without" in page
     described = json.loads(json.dumps(export(real.ledger), allow_nan=False))["verification"]["keepers"]
     assert [found["epsilon"] for found in described["planned"]][3] is None
     for command in ("show", "verify"):
         output = run("ledger", command, real.ledger)
         assert output.exit_code == 0, output.output
         # A table's cell goes on in the next line, at a word that depends on the width that the process first saw.
-        assert "rounds spent" in " ".join(output.output.replace("│", " ").split())
+        assert "rounds consumed" in " ".join(output.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
