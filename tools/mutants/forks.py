@@ -98,7 +98,8 @@ def enter(tree: Path, silent: tuple[int, ...]) -> None:
         os.dup2(sink, stream)
     places = [str(tree / root) for root in ROOTS]
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
-    sys.path[:] = places + [entry for entry in sys.path if entry and ROOT not in (Path(entry), *Path(entry).parents)]
+    original = {ROOT / root for root in ROOTS}  # an environment's packages may lie below ROOT too
+    sys.path[:] = places + [entry for entry in sys.path if entry and Path(entry) not in original]
     resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
 
 
