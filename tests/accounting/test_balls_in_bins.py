@@ -94,6 +94,14 @@ def test_equal_bins_draw_nothing() -> None:
     assert calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5).proof.failure_probability == 1e-12
 
 
+def test_an_epsilon_that_its_budget_answers_may_fail_as_either_search_may():
+    """σ comes from the draws of the calibration, and ε is asked of other draws before the budget takes its place."""
+    found = calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5)
+    again = compute_epsilon(LambdaCGD(0.5), bins(12, 3), noise_multiplier=found.noise_multiplier, delta=1e-5)
+    assert again.epsilon == 2
+    assert again.proof.failure_probability == 1e-12
+
+
 def test_one_bin_is_the_gaussian_mechanism() -> None:
     guarantee = calibrate(LambdaCGD(0.5), bins(5, 1), epsilon=1, delta=1e-5)
     plain = calibrate(LambdaCGD(0.5), Participation(rounds=5), epsilon=1, delta=1e-5)
