@@ -88,7 +88,7 @@ def gain(runs: list[dict[str, Any]]) -> str:
     last = float(runs[-1]["accuracy"][-1])
     points = [f"{100 * (last - run['accuracy'][-1]):+.1f} points against {_named(run)}" for run in runs[:-1]]
     return (
-        f"{runs[-1]['label']}, with nothing kept secret: "
+        f"{runs[-1]['label']}, without amplification: "
         + ", ".join(points)
         + ". One run of each: noise alone moves them by one."
     )
