@@ -420,7 +420,7 @@ def test_what_is_no_ledger_is_refused_and_left_as_it_is(path):
 def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(path, monkeypatch):
     """And that is no empty one: whoever emptied a ledger would have its first round again."""
     with monkeypatch.context() as killed:
-        killed.setattr("fedcgd.support.records.transaction", Mock(side_effect=KeyboardInterrupt))
+        killed.setattr("fedcgd.ledger.store.make_tables", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             opened(path)
     assert path.stat().st_size

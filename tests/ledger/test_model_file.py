@@ -14,7 +14,6 @@ import pytest
 from command_line import run
 from ledgers import reasons, refused
 from plans import make_plan
-from sql import edit
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.ledger import Ledger, export, model_file, released_model, seal, verify
@@ -283,12 +282,3 @@ def test_whoever_reads_while_the_run_goes_on_gets_a_whole_model(path: Path, monk
         with monkeypatch.context() as patched:
             patched.setattr(model_file, "read", overtaken)
             assert released_model(path)["w"].tobytes() == model_of(3)
-
-
-def test_a_ledger_of_an_earlier_format_is_refused_in_words(path: Path) -> None:
-    with_rounds(path, 1)
-    edit(path, "UPDATE run SET format = 2", "DROP TABLE latest")
-    with refused("another-version"):
-        opened(path)
-    with refused("another-version"):
-        released_model(path)
