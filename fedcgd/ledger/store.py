@@ -103,13 +103,18 @@ CREATE TABLE places (at TEXT NOT NULL, released INTEGER NOT NULL, inode INTEGER 
 CREATE TABLE notes (name TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT
 """
 
-KEEPERS = "keepers"  # in a run's configuration: how many, how many may collude or be away, and who they are
+BUDGET = (
+    "budget"  # in a run's configuration: the joint ε and δ, and the plans of the earlier runs that count, by their ids
+)
+EVALUATION = "evaluation"  # in the training's: the plan of its evaluations, and what is measured
+EVALUATION_OF = "evaluation_of"  # in the evaluations': the stream of the training
+KEEPERS = "keepers"  # how many, how many may collude or be away, and who they are
 MOST_KEEPERS = 64
 
 _CONFIGURATION: dict[Any, Any] = {
-    "budget": Optional({"epsilon": float, "delta": float, "after": {str: dict}}),
-    "evaluation": Optional({"plan": dict, str: object}),
-    "evaluation_of": Optional(str),
+    BUDGET: Optional({"epsilon": float, "delta": float, "after": {str: dict}}),
+    EVALUATION: Optional({"plan": dict, str: object}),
+    EVALUATION_OF: Optional(str),
     KEEPERS: Optional({"keepers": {str: str}, "colluding": int, "away": int, "digest": str, str: object}),
     "cohort_size": Optional(int),
     str: object,
@@ -164,6 +169,17 @@ class StoredRun:
         """The plan's description, read."""
         found: dict[str, Any] = parse_json(self.defined.plan, dict, "the plan on record")
         return found
+
+
+def evaluation_ledger(path: Path) -> Path:
+    """Where the evaluations of the run recorded at `path` are recorded."""
+    return path.with_name(f"{path.name}.evaluation")
+
+
+def evaluation_plan(configuration: Mapping[str, Any]) -> Plan | None:
+    """The plan of the evaluations of a run with this configuration; None if it has none."""
+    found = configuration.get(EVALUATION)
+    return None if found is None else Plan.from_description(found["plan"])
 
 
 def stored_run(connection: sqlite3.Connection) -> StoredRun:
