@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.calibration import accountant
+from fedcgd.accounting.by_sampling import accountant
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.error import error_norms

@@ -10,8 +10,8 @@ from fedcgd import ledger
 from fedcgd.accounting.explain import NOT_COVERED
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import ReportOptions
+from fedcgd.cli.html_parts import STYLE, bullets, grid, text
 from fedcgd.cli.printing import finite, printed, status, write_whole
-from fedcgd.cli.report_html import STYLE, bullets, grid, text
 from fedcgd.cli.usage import Exit
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, privacy_statement, statement_markdown
