@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles_b_min_sep import deltas, indicators, monte_carlo, patterns, ratio
+from oracles_b_min_sep import deltas, independent_monte_carlo, indicators, patterns, ratio
 
 from fedcgd import Participation, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting import amplified
@@ -236,11 +236,11 @@ def test_against_an_independent_monte_carlo(name: str) -> None:
     mechanism = catalogue.mechanism(name, Participation(rounds=60, min_separation=10))
     c = matrix(mechanism, 60)
     sigma = 1.7 * np.linalg.norm(c[:, 0])
-    (removing, error), (adding, other) = monte_carlo(c, 6, 0.1, sigma, 1.5, draws=100_000, seed=4)
+    (removing, error), (adding, other) = independent_monte_carlo(c, 6, 0.1, sigma, 1.5, draws=100_000, seed=4)
     found = compute_delta(mechanism, b_min_sep(60, 6, 0.1), noise_multiplier=sigma, epsilon=1.5).delta
     truth = max(removing, adding)
     assert truth - 4 * max(error, other) <= found <= truth * 1.12 + 4 * max(error, other)
-    less, _ = monte_carlo(c, 6, 0.1, sigma * 0.9, 1.5, draws=100_000, seed=4)
+    less, _ = independent_monte_carlo(c, 6, 0.1, sigma * 0.9, 1.5, draws=100_000, seed=4)
     assert less[0] > found + 4 * less[1]
 
 
