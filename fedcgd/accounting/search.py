@@ -120,7 +120,7 @@ def iterations(say: Callable[[str], None]) -> Callable[[int, float], None]:
 def _search(
     objective: Callable[[float], float], start: float, limit: float, grid: int, tolerance: float
 ) -> dict[float, float]:
-    """Number → value: a grid of log(1/(1 − number)) over [start, limit], then a bounded search beside the best of it.
+    """Number → value: a grid of log(1/(1 − number)) over [start, limit], then a bounded search next to the best of it.
 
     0 is in the grid, also where there are numbers below it.
     """

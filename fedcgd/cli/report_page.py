@@ -1,4 +1,4 @@
-"""`fedcgd report`: one page about a run for whoever has to sign it, or the privacy statement that goes with its model."""
+"""`fedcgd report`: one page about a run for the person who has to sign it, or the privacy statement that goes with its model."""
 
 import json
 from collections import Counter
@@ -126,7 +126,7 @@ def _promise(statement: dict[str, Any]) -> str:
 
 
 def _plainly(statement: dict[str, Any]) -> str:
-    """The verdict in three sentences, how large ε is beside published deployments, and the promise word by word."""
+    """The verdict in three sentences, how large ε is compared with published deployments, and the promise word by word."""
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in statement["verdict"])
     size = f"<p>Compared with published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
     deployments = grid(("deployment", "ε", "δ", "for", "published in"), DEPLOYMENTS)
