@@ -1,4 +1,7 @@
-"""People across runs: what recorded runs cost them together, and a budget that keeps each within one ε."""
+"""People across runs: who was in which recorded run, what runs cost them together, and a budget that keeps each within one ε.
+
+A run whose releases are also evaluated on its users' data has two ledgers, and one ε of both together.
+"""
 
 import math
 from collections import Counter
@@ -39,7 +42,7 @@ class RecordedRun:
     run_id: str
     """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began."""
     branch: str = ""
-    """Of a copy that went its own way, beside the first of the run's branches: which it is."""
+    """Of a copy that went its own way, next to the first of the run's branches: which it is."""
     run: StoredRun
     plan: Plan
     users: frozenset[str]
@@ -71,10 +74,10 @@ class RecordedRun:
 
 
 def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
-    """The runs at `paths`, and their private evaluations, named or not: whoever was in those pays for both.
+    """The runs at `paths`, and their private evaluations, named or not: users of both pay for both.
 
     Copies of a ledger of which one went on where the other stopped are one run; copies that went on in two places are two.
-    Raises ValueError for what is no ledger, for a training without the ledger of its evaluations beside its own, and for
+    Raises ValueError for what is no ledger, for a training without the ledger of its evaluations next to its own, and for
     evaluations whose training is not named.
     """
     named = [_read(path) for path in paths]
@@ -89,7 +92,7 @@ def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
 
 
 def _evaluations(run: RecordedRun) -> Iterator[RecordedRun]:
-    """The private evaluations of `run`, if it was begun with some, from the ledger beside its own."""
+    """The private evaluations of `run`, if it was begun with some, from the ledger next to its own."""
     if EVALUATION in run.run.settings:
         beside = evaluation_ledger(Path(run.name))
         one = _read(beside) if beside.is_file() else None
@@ -141,7 +144,7 @@ def _read(path: Path) -> RecordedRun:
 class RunComposition:
     """`runs`, the earliest first, and what any of them cost one user together.
 
-    Whoever was asked in a run is given that run's whole bound. With a secret sampling so is every user that the run might have
+    A user who was asked in a run is given that run's whole bound. With a secret sampling so is every user that the run might have
     asked: all but those whom its budget refuses. Runs whose secret choices come from the same part of the same key (simulations
     of one seed) count as if their rounds were known: a user's bin is then the same in both, and composition needs independence.
     """
@@ -278,7 +281,7 @@ def joint(
 
     Users are the same if their ids are.
 
-    - Whoever was asked in a run is given that run's whole bound, however often it took part: how often depends on who was
+    - A user who was asked in a run is given that run's whole bound, however often it took part: how often depends on who was
       available, which may depend on data.
     - Private evaluations are runs of their own, and count with the run that they are of, named or not.
     - With a secret sampling a user that was never drawn is also counted as in the run, for every user of any of the ledgers might
@@ -291,7 +294,7 @@ def joint(
         delta: δ of the joint guarantee; by default that of the plans.
         user: the id of one user; None for all.
         register: a register of keys' runs (noise.key.runs), for those of the ledgers that it knows; others are compared with one
-            that lies beside them.
+            that lies next to them.
 
     Raises:
         ValueError: if the plans have different δ and none is given, if nothing is recorded, or no run has the user, if the ledger
@@ -419,7 +422,7 @@ class Admission:
 class JointBudget:
     """At most (ε, δ) for each user, for the runs in the ledgers `after` and the new one together.
 
-    Whoever was asked in earlier runs may be asked in the new one if ε of those runs' whole plans and the new plan, composed, is
+    A user of earlier runs may be asked in the new one if ε of those runs' whole plans and the new plan, composed, is
     within the budget (`fedcgd.accounting.compose`); others are refused. An earlier run with a secret sampling counts for
     everybody it might have asked, so that who is refused tells nothing about what was drawn. A run counts with its whole plan,
     also if it ended early: what decided its end may depend on a released model. A run that was copied and went on in two places
@@ -460,7 +463,7 @@ class JointBudget:
         Raises:
             ValueError: for earlier ledgers that cannot be read, contradict themselves or the register of their key, or are
                 `ledger`; for runs that are not over, or simulations before a run that is none; if one of them counted a run that
-                is not named, or a register (of `key`, or beside an earlier ledger) knows of one; and if nobody may take part.
+                is not named, or a register (of `key`, or next to an earlier ledger) knows of one; and if nobody may take part.
         """
         paths = [Path(path) for path in self.after]
         for path in paths:
