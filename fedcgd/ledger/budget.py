@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from fedcgd.ledger.store import (
     StoredRun,
     evaluation_ledger,
     reader,
+    sha256,
     stored_run,
 )
 from fedcgd.ledger.texts import NAMED, Finding, about, finding, refuse
@@ -116,7 +116,7 @@ def branches(ledgers: Sequence[RecordedRun]) -> Iterator[RecordedRun]:
         copies = [run for run in ledgers if _begins(way, run.nonces)]
         latest = next(run for run in copies if run.nonces == way)
         others = {run.name for run in copies if Path(run.name).resolve() != Path(latest.name).resolve()}
-        digest = sha256(" ".join(f"{nonce:x}" for nonce in way).encode()).hexdigest()[:16]
+        digest = sha256(" ".join(f"{nonce:x}" for nonce in way))[:16]
         yield replace(
             latest,
             branch=f" apart as {digest}" if i else "",
@@ -154,7 +154,7 @@ class RunComposition:
         choices = [(run.run.defined.key_fingerprint, run.run.stream_id) for run in self.runs]
         self._past = [past(run.plan, known=choices.count(own) > 1) for run, own in zip(self.runs, choices, strict=True)]
         self._ids = [run.id for run in self.runs]
-        self.budgets = [run.run.settings.get(BUDGET) for run in self.runs]
+        self.budgets: list[Any] = [run.run.settings.get(BUDGET) for run in self.runs]  # None for a run without one
         self._found: dict[tuple[frozenset[tuple[PastRun, int]], float], JointGuarantee] = {}
         self._groups: dict[tuple[bool, ...], tuple[int, ...]] = {}
 
@@ -183,18 +183,13 @@ class RunComposition:
         return self.within_budget(i, [*(j for j in inside if self._ids[j] in budget["after"]), i])
 
     def within_budget(self, i: int, inside: Sequence[int]) -> bool:
-        """Whether the runs `inside` together are within the budget that run i was begun with, if it has one."""
+        """Whether the runs `inside` together are within the budget that run i was begun with."""
         budget = self.budgets[i]  # two ways to calculate one ε differ by rounding
-        return budget is None or self.epsilon(inside, budget["delta"]) <= float(budget["epsilon"]) * (1 + 1e-9)
-
-    def epsilon(self, inside: Sequence[int], delta: float) -> float:
-        """ε at `delta` of the runs `inside` as planned."""
-        return self.guarantee(inside, delta).epsilon
+        return self.guarantee(inside, budget["delta"]).epsilon <= float(budget["epsilon"]) * (1 + 1e-9)
 
     def missing(self, i: int) -> list[str]:
-        """The ids of the earlier runs that run i counted and that are not here."""
-        budget = self.budgets[i]
-        return [] if budget is None else sorted(set(budget["after"]) - set(self._ids))
+        """The ids of the earlier runs that run i, which has a budget, counted and that are not here."""
+        return sorted(set(self.budgets[i]["after"]) - set(self._ids))
 
     def guarantee(self, inside: Sequence[int], delta: float, *, released: bool = False) -> JointGuarantee:
         """ε at `delta` of the runs `inside` together: of all their planned rounds, or of those `released`."""
@@ -361,7 +356,7 @@ def unnamed_runs(runs: Sequence[RecordedRun], register: Path | None) -> list[Reg
     ids = {run.run_id for run in runs}
     known = {
         one.stream_id: one
-        for path in (beside | {register}) - {None}
+        for path in beside | {register}
         if path is not None and path.exists()
         for one in read_register(path)
         if one.stream_id not in ids
@@ -392,7 +387,7 @@ def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...],
                 budget=budget,
                 users=sum(members[inside] for inside in beyond),
                 runs=", ".join(sorted({together.runs[j].name for inside in beyond for j in inside if j != i})),
-                cost=rounded_up(max(together.epsilon(inside, budget["delta"]) for inside in beyond)),
+                cost=rounded_up(max(together.guarantee(inside, budget["delta"]).epsilon for inside in beyond)),
             )
 
 
@@ -487,24 +482,18 @@ class JointBudget:
                 raise refuse("unnamed-before", path=run.name, runs=len(unnamed), streams=", ".join(sorted(unnamed)))
         after = {run.id: run.plan.to_description() for run in runs}
         configuration = {BUDGET: {"epsilon": self.epsilon, "delta": self.delta, "after": after}}
-        new = RecordedRun(
-            name="this run",
-            run_id="this run",
-            run=StoredRun(
-                RunSettings.from_plan(plan, configuration, key), "", "" if key.simulated else "this run", _AFTER_ALL
-            ),
-            plan=plan,
-            users=frozenset(),
-        )
+        defined = RunSettings.from_plan(plan, configuration, key)
+        stored = StoredRun(defined, "", "" if key.simulated else "this run", _AFTER_ALL)
+        new = RecordedRun(name="this run", run_id="this run", run=stored, plan=plan, users=frozenset())
         together = RunComposition([*runs, new])
         last = len(runs)
         users = frozenset[str]().union(*(run.users for run in runs))
         inside = {user: tuple(i for i in together.of(user) if i != last) for user in users}
         over = {group for group in set(inside.values()) if not together.admits(last, group)}
-        costs = [together.epsilon([*group, last], self.delta) for group in over]
+        costs = [together.guarantee([*group, last], self.delta).epsilon for group in over]
         nobody_asked = tuple(i for i in together.of(None) if i != last)
         if not together.admits(last, nobody_asked):
-            cost = rounded_up(together.epsilon([*nobody_asked, last], self.delta))
+            cost = rounded_up(together.guarantee([*nobody_asked, last], self.delta).epsilon)
             raise refuse(
                 "nobody-may-take-part", runs=len(nobody_asked), cost=cost, delta=self.delta, epsilon=self.epsilon
             )

@@ -27,7 +27,6 @@ FORMAT = 4
 _EARLIER = 3
 _FORWARDED = """SELECT 1 FROM metrics WHERE kind = 'evaluate on clients'
     UNION SELECT 1 FROM run WHERE configuration LIKE '%"forward_client_metrics": true%'"""
-_ADOPTIONS = "CREATE TABLE adoptions (at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL) STRICT"
 
 USERS = """CREATE TABLE users (
     id INTEGER PRIMARY KEY,
@@ -226,7 +225,7 @@ def _migrate(connection: sqlite3.Connection, path: Path | str, schema: str = "ma
         return
     if formats != [(_EARLIER,)] and (formats or schema == "temp"):
         raise refuse("another-version", path=path, format=FORMAT)
-    check_tables(connection, f"{_SCHEMA}; {_ADOPTIONS}")
+    check_tables(connection, _SCHEMA)
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     unsaid = {"forwarded metrics of clients without noise, which no ε covers": _FORWARDED}
     if "adoptions" in tables:
@@ -240,7 +239,6 @@ def _migrate(connection: sqlite3.Connection, path: Path | str, schema: str = "ma
         if kind == "TABLE" and name not in tables:
             connection.execute(statement.replace("TABLE ", f"TABLE {schema}.", 1))
     if schema == "main":
-        connection.execute("DROP TABLE IF EXISTS adoptions")
         connection.execute("UPDATE run SET format = ?", (FORMAT,))
 
 
