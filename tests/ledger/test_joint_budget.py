@@ -387,28 +387,21 @@ def test_a_chain_of_runs_names_all_before(tmp_path: Path) -> None:
     assert counts == {1: 1, 2: 1}
 
 
-def test_simulations_of_one_seed_share_their_bins(tmp_path: Path) -> None:
-    """Composed as if the rounds were known: a user who is in a bin once is in it again."""
-    bins = make_plan(
-        DPSGD(),
-        Participation(rounds=8, min_separation=4, sampling="balls-in-bins"),
-        clip_norm=0.5,
-        noise_multiplier=1.0,
-        delta=DELTA,
-    )
-    same = [recorded(tmp_path / f"{name}.db", ["ann"], plan=bins, key=NoiseKey.simulation(1)) for name in "AB"]
-    other = recorded(tmp_path / "C.db", ["ann"], plan=bins, key=NoiseKey.simulation(2))
-    known = gaussian_epsilon(math.sqrt(2 * 2))  # two runs of two rounds each, σ = 1
+def test_simulations_of_one_seed_share_their_draws(tmp_path: Path) -> None:
+    """Composed as if the rounds were known: a user who is drawn in one is drawn in the other."""
+    same = [recorded(tmp_path / f"{name}.db", ["ann"], plan=COINS, key=NoiseKey.simulation(1)) for name in "AB"]
+    other = recorded(tmp_path / "C.db", ["ann"], plan=COINS, key=NoiseKey.simulation(2))
+    known = gaussian_epsilon(math.sqrt(2 * 20) / 1.5)  # two runs of twenty rounds each
     assert joint(same).worst.planned.epsilon == pytest.approx(known, rel=1e-6)
     assert joint([same[0], other]).worst.planned.epsilon < 0.9 * known
-    # One key of ours has other bins in each run, and the same key says the same of a new run's.
+    # One key of ours draws others in each run, and the same key says the same of a new run's.
     key = NoiseKey.generate()
-    ours = [recorded(tmp_path / f"{name}.db", ["ann"], plan=bins, key=key) for name in "DE"]
+    ours = [recorded(tmp_path / f"{name}.db", ["ann"], plan=COINS, key=key) for name in "DE"]
     assert joint(ours).worst.planned.epsilon == joint([same[0], other]).worst.planned.epsilon
     limit = budget(0.95 * known, same[0])
     with refused("nobody-may-take-part"):
-        limit.admission(bins, key=NoiseKey.simulation(1))
-    assert not limit.admission(bins, key=NoiseKey.simulation(2)).refused
+        limit.admission(COINS, key=NoiseKey.simulation(1))
+    assert not limit.admission(COINS, key=NoiseKey.simulation(2)).refused
 
 
 def test_a_user_who_left_out_an_earlier_run_is_charged_what_it_was_in(tmp_path: Path) -> None:
