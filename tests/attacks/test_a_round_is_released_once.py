@@ -18,6 +18,7 @@ from plans import make_plan
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.registry import Registry
+from fedcgd.support.records import MAKE_ROOM
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -183,8 +184,10 @@ def test_a_disk_that_fails_undoes_the_release(
             else:
                 (pages,) = connection.execute("PRAGMA page_count").fetchone()
                 connection.execute(f"PRAGMA max_page_count = {pages + 10}")
-            with pytest.raises((sqlite3.OperationalError, OSError), match=r"(?i)full|no space"):
+            with pytest.raises((sqlite3.OperationalError, OSError), match=r"(?i)full|no space") as told:
                 ledger.record_released(1, attempt, bytes(10**6), layout=layout)
+        assert (MAKE_ROOM in str(told.value)) == (fails != "commit")
+        assert f"{path}{'-model-1' if fails == 'model' else ''}" in str(told.value)
         assert (tmp_path / "run.db-model-1").exists() == (fails != "model")
         assert (ledger.resume().round, ledger.resume().model) == (1, first)
         connection.execute("PRAGMA max_page_count = 1000000")
