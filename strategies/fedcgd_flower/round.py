@@ -117,7 +117,6 @@ class TrainingRounds:
         self._plan, self._cohort_size = plan, settings.cohort.size
         self._state = b""  # of the inner strategy at the last release, and what it has made of the configuration
         self._config: EditedConfig | None = None
-        self._checked = False
         self._begun = False
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
@@ -179,7 +178,6 @@ class TrainingRounds:
             self._inner_request(arrays, self.layout(arrays), config)
         finally:
             self._put_back()
-        self._checked = True
 
     def _inner_request(
         self, arrays: ArrayRecord, layout: Layout, given: ConfigRecord
@@ -205,8 +203,6 @@ class TrainingRounds:
                 "a plan and a key of its own: fedcgd ledger compose says what both cost together"
             )
         layout = self.layout(arrays)
-        if not self._checked:
-            self.check_inner(arrays, config)
         chosen = self.selector.wait_for(round, grid, self.directory, self.ledger, self.noise)
         if isinstance(chosen, str):
             return self._skip(chosen, "too few users that may take part were reachable")
