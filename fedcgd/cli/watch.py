@@ -21,8 +21,8 @@ from rich.text import Text
 
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import WatchOptions
+from fedcgd.cli.html_parts import STYLE, grid
 from fedcgd.cli.printing import console, finite, key_value_table, print_json, write_whole
-from fedcgd.cli.report_html import STYLE, grid
 from fedcgd.ledger.attempts import COUNTED
 from fedcgd.ledger.statement import facts, in_unit, outlined, records
 from fedcgd.participation.samplings import scheme_of

@@ -1,4 +1,4 @@
-"""Whether keepers were told the same: their records beside each other, and beside the ledger of the run."""
+"""Whether keepers were told the same: their records next to each other, and next to the ledger of the run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +62,7 @@ def _round(kind: str, round: int) -> str:
 
 
 def _on_record(ledger: Path) -> dict[tuple[str, int], RecordedOpening]:
-    """What keepers were asked to open, in the run's ledger and in that of its evaluations beside it."""
+    """What keepers were asked to open, in the run's ledger and in that of its evaluations next to it."""
     found: dict[tuple[str, int], RecordedOpening] = {}
     for kind, path in ((TRAINING, ledger), (EVALUATION, evaluation_ledger(ledger))):
         if kind == TRAINING or path.exists():

@@ -78,7 +78,7 @@ def joint(
 
     Users are the same if their ids are.
 
-    - Whoever was asked in a run is given that run's whole bound, however often it took part: how often depends on who was
+    - A user who was asked in a run is given that run's whole bound, however often it took part: how often depends on who was
       available, which may depend on data.
     - Private evaluations are runs of their own, and count with the run that they are of, named or not.
     - With a secret sampling a user that was never drawn is also counted as in the run, for every user of any of the ledgers might
@@ -91,7 +91,7 @@ def joint(
         delta: δ of the joint guarantee; by default that of the plans.
         user: the id of one user; None for all.
         register: a register of keys' runs (noise.key.runs), for those of the ledgers that it knows; others are compared with one
-            that lies beside them.
+            that lies next to them.
 
     Raises:
         ValueError: if the plans have different δ and none is given, if nothing is recorded, or no run has the user, if the ledger
@@ -219,7 +219,7 @@ class Admission:
 class JointBudget:
     """At most (ε, δ) for each user, for the runs in the ledgers `after` and the new one together.
 
-    Whoever was asked in earlier runs may be asked in the new one if ε of those runs' whole plans and the new plan, composed, is
+    A user of earlier runs may be asked in the new one if ε of those runs' whole plans and the new plan, composed, is
     within the budget (`fedcgd.accounting.compose`); others are refused. An earlier run with a secret sampling counts for
     everybody it might have asked, so that who is refused tells nothing about what was drawn. A run counts with its whole plan,
     also if it ended early: what decided its end may depend on a released model. A run that was copied and went on in two places
@@ -260,7 +260,7 @@ class JointBudget:
         Raises:
             ValueError: for earlier ledgers that cannot be read, contradict themselves or the register of their key, or are
                 `ledger`; for runs that are not over, or simulations before a run that is none; if one of them counted a run that
-                is not named, or a register (of `key`, or beside an earlier ledger) knows of one; and if nobody may take part.
+                is not named, or a register (of `key`, or next to an earlier ledger) knows of one; and if nobody may take part.
         """
         paths = [Path(path) for path in self.after]
         for path in paths:

@@ -1,4 +1,4 @@
-"""The runs that a key has begun, in a small file beside the key: so that a run is not begun again when its ledger is lost.
+"""The runs that a key has begun, in a small file next to the key: so that a run is not begun again when its ledger is lost.
 
 And the end of a run: its ledger is sealed, and its key deleted.
 """

@@ -360,7 +360,7 @@ class Ledger(Closable):
 
         Args:
             users: whom the node names.
-            node: its name, which outlives connections. "" is a node without one: it keeps nobody, and gets whoever is nobody's.
+            node: its name, which outlives connections. "" is a node without one: it keeps nobody, and gets users of no node.
             single: whether the node is one user: then the answer is nobody, if it has spoken for another one in this run.
 
         Raises:

@@ -69,7 +69,7 @@ class RecordedRun:
     run_id: str
     """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began."""
     branch: str = ""
-    """Of a copy that went its own way, beside the first of the run's branches: which it is."""
+    """Of a copy that went its own way, next to the first of the run's branches: which it is."""
     run: StoredRun
     plan: Plan
     users: frozenset[str]
@@ -101,10 +101,10 @@ class RecordedRun:
 
 
 def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
-    """The runs at `paths`, and their private evaluations, named or not: whoever was in those pays for both.
+    """The runs at `paths`, and their private evaluations, named or not: users of both pay for both.
 
     Copies of a ledger of which one went on where the other stopped are one run; copies that went on in two places are two.
-    Raises ValueError for what is no ledger, for a training without the ledger of its evaluations beside its own, and for
+    Raises ValueError for what is no ledger, for a training without the ledger of its evaluations next to its own, and for
     evaluations whose training is not named.
     """
     named = [_read(path) for path in paths]
@@ -119,7 +119,7 @@ def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
 
 
 def _evaluations(run: RecordedRun) -> Iterator[RecordedRun]:
-    """The private evaluations of `run`, if it was begun with some, from the ledger beside its own."""
+    """The private evaluations of `run`, if it was begun with some, from the ledger next to its own."""
     if EVALUATION in run.run.settings:
         beside = evaluation_ledger(Path(run.name))
         one = _read(beside) if beside.is_file() else None
@@ -171,7 +171,7 @@ def _read(path: Path) -> RecordedRun:
 class RunComposition:
     """`runs`, the earliest first, and what any of them cost one user together.
 
-    Whoever was asked in a run is given that run's whole bound. With a secret sampling so is every user that the run might have
+    A user who was asked in a run is given that run's whole bound. With a secret sampling so is every user that the run might have
     asked: all but those whom its budget refuses. Runs whose secret choices come from the same part of the same key (simulations
     of one seed) count as if their rounds were known: a user's bin is then the same in both, and composition needs independence.
     """

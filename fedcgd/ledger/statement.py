@@ -244,7 +244,7 @@ DEPLOYMENTS = (
 
 
 def size_of(epsilon: float) -> str:
-    """Whether an ε is small, usual or large beside what is published.
+    """Whether an ε is small, usual or large compared with what is published.
 
     By the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654.
     """

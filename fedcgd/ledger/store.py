@@ -130,7 +130,7 @@ class RunSettings:
 
     @property
     def configuration_hash(self) -> str:
-        """SHA-256 of plan and configuration, which the ledger keeps beside them."""
+        """SHA-256 of plan and configuration, which the ledger keeps next to them."""
         return sha256(f"{self.plan} {self.configuration}")
 
     @property
@@ -200,12 +200,12 @@ def write_notes(path: Path | str, notes: Mapping[str, str]) -> None:
 def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
     """A connection that can only read, and sees one moment of a ledger that may be in use. ValueError if it is no ledger.
 
-    Nothing is written, also not beside the ledger, unless it is in use or was left by a process that was killed.
+    Nothing is written, also not next to the ledger, unless it is in use or was left by a process that was killed.
     """
     path = Path(path)
     if not path.is_file():
         raise refuse("no-ledger", path=path)
-    # Whoever has it open has a -wal beside it. Else SQLite would make one, and leave it, or fail where nobody may write.
+    # A process that has it open has a -wal next to it. Else SQLite would make one, and leave it, or fail where nobody may write.
     unused, changed = not _in_use(path), path.stat().st_mtime_ns
     try:
         with read_only(path, immutable=unused) as connection:

@@ -62,7 +62,7 @@ def _is_private_group(folder: os.stat_result) -> bool:
 def make_record(path: Path) -> None:
     """Make an SQLite file with its first line, a name that tells it from one that is made anew, unless there is a file.
 
-    Whoever looks sees no file or a whole one, readable by its owner only, and of two makers the first wins. So a file without a
+    A reader sees no file or a whole one, readable by its owner only, and of two makers the first wins. So a file without a
     line was emptied.
 
     Args:
@@ -110,7 +110,7 @@ def read_only(path: Path, *, immutable: bool = False, repair: bool = False) -> I
 
     Args:
         path: the file.
-        immutable: whether nobody writes to it meanwhile: then nothing is made beside it.
+        immutable: whether nobody writes to it meanwhile: then nothing is made next to it.
         repair: whether what a killed process left half written may be undone, which SQLite refuses where it may only read.
 
     Raises:
@@ -187,7 +187,7 @@ class Closable(ABC):
 
 
 class _InMemory(sqlite3.Connection):
-    """A file in memory: it goes with whoever holds it, in whichever thread, and Python 3.13 warns of none that is left open."""
+    """A file in memory: it goes with its last reference, in whichever thread, and Python 3.13 warns of none that is left open."""
 
     def __del__(self) -> None:
         self.close()

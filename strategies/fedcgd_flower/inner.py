@@ -1,7 +1,7 @@
 """Drive the inner strategy: what it sends to a round's users is asked for, and its next model made of one reply, the noised mean.
 
 An inner strategy chooses nodes and may tell each something else. Here the plan chooses users, and each of them gets the same: the
-model, and the configuration that the inner strategy puts beside it. Whatever would get lost on the way is an error that names it.
+model, and the configuration that the inner strategy puts next to it. What would get lost on the way is an error that names it.
 """
 
 import io
@@ -188,7 +188,7 @@ def scheduled(base: type[FedAvg], schedule: Schedule, *, rounds: int, warmup: in
 
 @dataclass(frozen=True, kw_only=True)
 class InnerRequest:
-    """What each user of a round gets beside the model."""
+    """What each user of a round gets next to the model."""
 
     config: ConfigRecord
     record_keys: tuple[str, str]
@@ -203,7 +203,7 @@ class _PlanningGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         self._asked += 1
-        if self._asked > 2:  # Flower's strategies ask twice, and whoever asks again waits for more
+        if self._asked > 2:  # Flower's strategies ask twice, and a third time means that they wait for more
             self._nodes *= 32
         if self._asked > 6:
             raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")

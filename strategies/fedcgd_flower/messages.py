@@ -36,7 +36,7 @@ RECORD_KEYS = "arrays", "config"
 TASK = "fedcgd"
 CHECKSUM = "checksum"
 REPLY_FIELDS = {"round", "attempt", "answered", CHECKSUM}
-"""What a node says beside an update."""
+"""What a node says next to an update."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,7 +154,7 @@ class RunSettings:
         return secret and not self.trusted_nodes and not self.key.simulated
 
     def configuration(self) -> dict[str, Any]:
-        """What the ledger compares when the run goes on, beside the plan."""
+        """What the ledger compares when the run goes on, next to the plan."""
         # With another identity, people would get other ids, and turns beyond their k.
         described: dict[str, Any] = {"cohort_size": self.cohort.size, "identity": self.identity}
         described["inner"] = settings(self.inner)

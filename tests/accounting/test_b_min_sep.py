@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles_b_min_sep import deltas, indicators, monte_carlo, patterns, ratio
+from oracles_b_min_sep import deltas, independent_monte_carlo, indicators, patterns, ratio
 
 from fedcgd import Participation, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting import amplified
@@ -16,7 +16,7 @@ from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.b_min_sep.tuples import matchings
 from fedcgd.accounting.coverage import NegativeEntryError
-from fedcgd.accounting.random_participation import overlaps, remove, search
+from fedcgd.accounting.random_participation import monte_carlo, overlaps, remove
 from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.random_participation.columns import BandedColumns, Columns, columns_of
 from fedcgd.accounting.random_participation.remove import RemoveSampler
@@ -236,11 +236,11 @@ def test_against_an_independent_monte_carlo(name: str) -> None:
     mechanism = catalogue.mechanism(name, Participation(rounds=60, min_separation=10))
     c = matrix(mechanism, 60)
     sigma = 1.7 * np.linalg.norm(c[:, 0])
-    (removing, error), (adding, other) = monte_carlo(c, 6, 0.1, sigma, 1.5, draws=100_000, seed=4)
+    (removing, error), (adding, other) = independent_monte_carlo(c, 6, 0.1, sigma, 1.5, draws=100_000, seed=4)
     found = compute_delta(mechanism, b_min_sep(60, 6, 0.1), noise_multiplier=sigma, epsilon=1.5).delta
     truth = max(removing, adding)
     assert truth - 4 * max(error, other) <= found <= truth * 1.12 + 4 * max(error, other)
-    less, _ = monte_carlo(c, 6, 0.1, sigma * 0.9, 1.5, draws=100_000, seed=4)
+    less, _ = independent_monte_carlo(c, 6, 0.1, sigma * 0.9, 1.5, draws=100_000, seed=4)
     assert less[0] > found + 4 * less[1]
 
 
@@ -305,11 +305,11 @@ def test_confidence_bounds_on_removing_cover(monkeypatch: pytest.MonkeyPatch) ->
     """As above, beside δ by quadrature: the product of two confidence bounds, wrong with probability at most 20 %."""
     columns, law = columns_of(BSR(2), 3, 2, 3), BMinSepLaw(3, 2, 0.3, True)
     truth, _ = deltas(matrix(BSR(2), 3), patterns(3, 2, 0.3, warm=True), 1.5, 0.7, 101)
-    pilot = search.Problem(columns, law).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
+    pilot = monte_carlo.Problem(columns, law).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
     monkeypatch.setattr(AddDirection, "confirm", lambda *_: 0.0)
     # Draws of adding, at which nobody looks.
-    monkeypatch.setattr(search, "draw_log_ratios", lambda *given: LogRatios(np.zeros(given[3]), np.zeros(given[3])))
+    monkeypatch.setattr(monte_carlo, "draw_log_ratios", lambda *given: LogRatios(np.zeros(given[3]), np.zeros(given[3])))
     bounds = [pilot.confirm(math.inf, 1, attempt) for attempt in range(200)]
     below = sum(bound < truth for bound in bounds)
     assert below <= 0.2 * 200 + 3 * math.sqrt(0.16 * 200)
@@ -320,7 +320,7 @@ def test_confidence_bounds_on_removing_cover(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those that the pilot was chosen by, nor those of another confirmation."""
     seeds = []
-    removing, adding = RemoveSampler.draw, search.draw_log_ratios
+    removing, adding = RemoveSampler.draw, monte_carlo.draw_log_ratios
 
     def seen_removing(sampler: RemoveSampler, count: int, seed: tuple[int, int], *most: float):
         seeds.append(seed)
@@ -331,8 +331,8 @@ def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypa
         return adding(*arguments)
 
     monkeypatch.setattr(RemoveSampler, "draw", seen_removing)
-    monkeypatch.setattr(search, "draw_log_ratios", seen_adding)
-    problem = search.Problem(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
+    monkeypatch.setattr(monte_carlo, "draw_log_ratios", seen_adding)
+    problem = monte_carlo.Problem(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True))
     pilot = problem.at(2.0, 0.7).pilot(5, 1e-6)
     assert pilot is not None
     found = [pilot.confirm(math.inf, 5, attempt) for attempt in range(2)]
@@ -351,7 +351,7 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
     tried: list[tuple[float, float]] = []
     searches: set[int] = set()
 
-    def refuse(pilot: search.PilotEstimate, goal: float, seed: int, attempt: int) -> float:
+    def refuse(pilot: monte_carlo.PilotEstimate, goal: float, seed: int, attempt: int) -> float:
         tried.append((goal, pilot.failure))
         searches.add(seed)
         return goal * 1.01
@@ -359,7 +359,7 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
     near = replace(amplified.EFFORT, answers=replace(amplified.EFFORT.answers, near_budget=2.0))
     monkeypatch.setattr(amplified, "EFFORT", near)
 
-    monkeypatch.setattr(search.PilotEstimate, "confirm", refuse)
+    monkeypatch.setattr(monte_carlo.PilotEstimate, "confirm", refuse)
     participation, delta = b_min_sep(12, 3, 0.3), 1e-3
     for count, ask in (
         (1, lambda: calibrate(BSR(2), participation, epsilon=2, delta=delta)),
@@ -371,7 +371,7 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
         assert len(searches) == count
         assert len(tried) > 2  # every confirmation was refused, so that there were several
         goals, failures = np.transpose(tried)
-        said = search.failure_probability(delta)
+        said = monte_carlo.failure_probability(delta)
         assert failures.sum() <= said * (1 + 1e-12)
         assert goals.max() + said <= delta * (1 + 1e-15)
 
@@ -416,7 +416,7 @@ def test_a_search_that_comes_near_no_goal_keeps_what_is_enough() -> None:
     def at(x: float) -> SimpleNamespace:
         return SimpleNamespace(pilot=lambda *_, times: SimpleNamespace(likely=1e-4 if x < 2 else 1e-9 / x))
 
-    x, pilot, _ = search._proposed(at, 8.0, 1e-6, 0, 1e-13, silent)
+    x, pilot, _ = monte_carlo._proposed(at, 8.0, 1e-6, 0, 1e-13, silent)
     assert 2 <= x < 2.1
     assert pilot is not None
     assert pilot.likely == 1e-9 / x
@@ -530,18 +530,18 @@ def test_tables_that_no_memory_holds_are_refused() -> None:
 
 
 def test_seed_depends_on_the_question() -> None:
-    problem = search.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True))
+    problem = monte_carlo.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True))
     others = [
-        search.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, False)),
-        search.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.31, True)),
-        search.Problem(columns_of(Normalized(BSR(2)), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True)),
+        monte_carlo.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, False)),
+        monte_carlo.Problem(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.31, True)),
+        monte_carlo.Problem(columns_of(Normalized(BSR(2)), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True)),
     ]
     seeds = {problem.seed("delta", 1.0, 2.0), problem.seed("delta", 1.0, 2.1), problem.seed("sigma", 1.0, 2.0)}
     assert len(seeds | {other.seed("delta", 1.0, 2.0) for other in others}) == 6
 
 
 def test_a_confirmation_that_will_hardly_hold_is_given_up_after_a_quarter_and_proves_nothing() -> None:
-    problem = search.Problem(columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True))
+    problem = monte_carlo.Problem(columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True))
     pilot = problem.at(2.5, 1.0).pilot(5, 1e-12)
     assert pilot is not None
     pilot.__dict__["count"] = 20_000

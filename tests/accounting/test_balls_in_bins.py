@@ -12,7 +12,7 @@ from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Bound, Proof
-from fedcgd.accounting.random_participation import search
+from fedcgd.accounting.random_participation import monte_carlo
 from fedcgd.accounting.random_participation.add import AddDirection, draw_log_ratios
 from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Mechanism, Normalized, matrix
 
@@ -109,7 +109,7 @@ def test_one_bin_is_the_gaussian_mechanism() -> None:
 
 
 def test_calibrated_noise_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "calibrate", lambda *_, **asked: Bound(1.2345612, Proof("draws")))
+    monkeypatch.setattr(monte_carlo, "calibrate", lambda *_, **asked: Bound(1.2345612, Proof("draws")))
     assert calibrate(LambdaCGD(0.5), bins(6, 3), epsilon=1, delta=1e-5).noise_multiplier == 1.23457
 
 
