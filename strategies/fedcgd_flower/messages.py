@@ -349,7 +349,7 @@ def keeper_reply(message: Message, context: Context, keepers: "Keepers | None") 
     """The reply to a question to a keeper; None if `message` is none."""
     if (question := question_of(message)) is None:
         return None
-    from fedcgd_flower.keepers.messages import answer_question
+    from fedcgd_flower.keepers import answer_question
 
     return answer_question(message, question, context, keepers)
 
@@ -380,7 +380,7 @@ def sum_reply(
     With `keepers` the sum is masked, and how many are in it stays on the node.
     """
     if keepers is not None:
-        from fedcgd_flower.keepers.messages import masked_answer
+        from fedcgd_flower.keepers import masked_answer
 
         return masked_answer(message, context, task, keepers, users, lambda: summed()[0])
     try:

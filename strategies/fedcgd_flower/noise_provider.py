@@ -108,6 +108,6 @@ def noise_parties(keepers: "Keepers | None") -> NoiseParties:
     """Keepers, or this server where there are none. Raises TypeError for anything else."""
     if keepers is None:
         return NoiseParties()
-    from fedcgd_flower.keepers.openings import KeeperParties
+    from fedcgd_flower.keepers import KeeperParties
 
     return KeeperParties(keepers)
