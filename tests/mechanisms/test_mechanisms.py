@@ -71,11 +71,6 @@ def test_a_description_makes_the_same_mechanism(mechanism) -> None:
     np.testing.assert_array_equal(matrix(again, N), matrix(mechanism, N))
 
 
-def test_descriptions_are_legible() -> None:
-    assert describe(Normalized(LambdaCGD(0.9))) == {"name": "lambda-cgd", "lam": 0.9, "normalize": True}
-    assert from_description({"name": "blt", "scales": [0.1], "decays": [0.9]}) == BLT((0.1,), (0.9,))
-
-
 def test_explicit_matrices_are_equal_by_value_and_cannot_be_changed() -> None:
     one, two = Dense("dense", DENSE), Dense("dense", DENSE * 2)
     assert one != two
@@ -188,10 +183,10 @@ def test_what_is_misspelled_is_refused(text: str, part: str) -> None:
         (lambda: Dense("dense", np.ones((3, 4))), r"shape \(rounds, p\)"),
         (lambda: BandInvMF((0.0, 1.0)), "inverse coefficients"),
         (lambda: BISR(1.5), "bandwidth"),
+        (lambda: BIFR(0, 0.5), "bandwidth"),
         (lambda: BIFR(3, 0.0), "gamma"),
         (lambda: BIFR(3, 1.01), "gamma"),
         (lambda: BIFR(3, math.nan), "gamma"),
-        (lambda: BIFR(0, 0.5), "bandwidth"),
         (lambda: LambdaMuCGD(1.0, 0.0), "lam"),
         (lambda: LambdaMuCGD(-0.1, 0.5), "lam"),
         (lambda: LambdaMuCGD(0.2, -0.3), "mu"),

@@ -90,17 +90,6 @@ def test_memory_of_table_5(mechanism, kept, replayed, mode) -> None:
     assert noise_mode(mechanism, 1000) == mode
 
 
-def test_slices_of_the_coordinates_have_the_noise_of_all() -> None:
-    """Section 3.3 of "Scaling up the banded matrix factorization mechanism": a worker makes the noise of its own coordinates."""
-    keyed = NoiseStream(KEY)
-    for mechanism in (BSR(4), BISR(3)):
-        whole, *parts = (
-            np.stack(stream(mechanism, 6, [keyed.normal(t, 0, start, stop) for t in range(6)]))
-            for start, stop in ((0, 70_001), (0, 4097), (4097, 70_001))
-        )
-        np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
-
-
 def test_no_noise_after_the_last_round() -> None:
     _, state = correlate(DPSGD(), 1, np.zeros(2), State())
     with pytest.raises(ValueError, match="1 rounds"):
