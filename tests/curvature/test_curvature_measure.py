@@ -10,7 +10,7 @@ from fedcgd.curvature.hessian import Hessian, clip_factors
 from fedcgd.curvature.lanczos import density, largest_eigenvalues
 from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
-from fedcgd.curvature.tail import PowerLaw, blocks, fit_power_law
+from fedcgd.curvature.tail import PowerLaw, fit_power_law
 from fedcgd.quadratic import Spectrum
 
 
@@ -147,15 +147,6 @@ def test_a_power_law_is_found_again_and_is_eq_4() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             fit_power_law(np.array(odd), count=count, smallest=1e-6)
-
-
-def test_blocks_hold_every_position_once() -> None:
-    for first, last in ((11, 11), (11, 40), (11, 10**7)):
-        starts, counts = blocks(first, last)
-        assert starts[0] == first
-        assert len(starts) <= 400
-        assert np.array_equal(starts[1:], (starts + counts)[:-1])
-        assert starts[-1] + counts[-1] == last + 1
 
 
 def trained_cnn() -> Public:

@@ -11,8 +11,6 @@ from scipy.special import ellipk
 from fedcgd.curvature.stationary import optimal_error, stationary_error, stationary_loss, stationary_sensitivity
 from fedcgd.mechanisms import DPSGD, BinaryTree, LambdaCGD, Normalized, SquareRootToeplitz
 from fedcgd.mechanisms.toeplitz import Toeplitz
-from fedcgd.optimisation.toeplitz import band_inv_mf
-from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss
 
@@ -59,12 +57,10 @@ def test_long_runs_become_stationary(mechanism) -> None:
     assert norm == pytest.approx(stationary_sensitivity(mechanism), rel=1e-9)
 
 
-def test_the_optimum_is_near_that_of_long_bands_and_nothing_is_less() -> None:
+def test_nothing_is_less_than_the_optimum() -> None:
     quadratic = Quadratic(Spectrum.from_eigenvalues(WIDE), RATE)
     best = optimal_error(quadratic)
     assert all(stationary_error(mechanism, quadratic) > best * (1 + 1e-3) for mechanism in SERIES)
-    once = Participation(rounds=2000, min_separation=2000)
-    assert stationary_error(band_inv_mf(40, once, quadratic=quadratic), quadratic) < best * (1 + 2e-3)
 
 
 @pytest.mark.parametrize("mechanism", [BinaryTree(), Normalized(LambdaCGD(0.5))])

@@ -8,7 +8,7 @@ import oracles_mechanisms as oracle
 import pytest
 
 from fedcgd import Participation, error_norms, sensitivity
-from fedcgd.mechanisms import DPSGD, BandInvMF, BinaryTree, Dense, Diagonal, NuDPFTRL, SquareRootToeplitz, matrix
+from fedcgd.mechanisms import DPSGD, Dense, Diagonal, SquareRootToeplitz, matrix
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation import catalogue
 
@@ -98,30 +98,8 @@ def test_theorem_4(n) -> None:
         assert trivial / diagonal == pytest.approx(3 / (2 * math.sqrt(2)), rel=0.005)  # "about 6 %"
 
 
-def test_coefficients_of_the_square_root_have_their_constant() -> None:
-    # β_t = t^(−3/2)(1 − ν)^t is only asymptotic, and without 1/(2√π) it is no mechanism: C explodes.
-    n, nu = 2000, 0.01
-    t = np.arange(1, n)
-    exact = -NuDPFTRL(nu).inverse_coefficients(n)[1:]
-    assert exact[-1] / (t[-1] ** -1.5 * (1 - nu) ** t[-1]) == pytest.approx(1 / (2 * math.sqrt(math.pi)), rel=1e-3)
-    literal = BandInvMF((1.0, *(-(t**-1.5) * (1 - nu) ** t).tolist()))
-    assert literal.coefficients(n)[-1] > 1e100
-    assert NuDPFTRL(nu).coefficients(n)[-1] < 1e-9
-
-
 def test_error_of_the_square_root_grows_by_the_logarithm() -> None:
     # MaxSE = ‖A^(1/2)‖²_{2→∞} = Σ c_t² = log(n)/π + 0.5 + 0.57/π + … for one participation (Fichtenberger et al., 2023).
     for n in (100, 10_000):
         _, found = errors(SquareRootToeplitz(), n, 1, n)
         assert found == pytest.approx((math.log(n) + np.euler_gamma + 4 * math.log(2)) / math.pi, abs=2 / n)
-
-
-def test_the_tree_has_the_error_of_the_completed_estimate() -> None:
-    for n in (8, 13):
-        t = oracle.tree(n)
-        b = oracle.workload(n) @ np.linalg.pinv(
-            t
-        )  # least squares from all nodes: no linear unbiased estimate has less variance
-        assert error_norms(BinaryTree(), n).frobenius == pytest.approx(np.linalg.norm(b), rel=1e-10)
-        found = sensitivity(BinaryTree(), Participation(rounds=n, min_separation=3, max_participations=3)).value
-        assert found >= oracle.sensitivity(t, 3, 3) * (1 - 1e-12)
