@@ -77,6 +77,7 @@ def state(path: Path) -> dict[str, Any]:
     planned, released = plan.participation.rounds, len(ended)
     hidden = scheme_of(plan.participation.sampling).hidden
     so_far = plan.quick_guarantee(released=released) if released else None
+    told = {row["release"]: row for row in record["releases"]}
     return outlined(run, plan.guarantee(), so_far, released) | {
         "ledger": str(path),
         "over": run["sealed"] is not None or released >= planned,
@@ -87,7 +88,10 @@ def state(path: Path) -> dict[str, Any]:
             | ({} if hidden else {"users": row["users"]})
             for row in attempts[-LATEST:]
         ],
-        "released_with": record["releases"][-LATEST:],
+        "released_with": [
+            {"release": number} | told.get(number, {}) | {"epsilon": plan.quick_guarantee(released=number).epsilon}
+            for number in range(max(1, released - LATEST + 1), released + 1)
+        ],
         "measured": record["measured"][-LATEST:],
     }
 

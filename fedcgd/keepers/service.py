@@ -106,6 +106,7 @@ class KeeperService(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = LIMITS.strangers  # with Python's 5, who floods the port makes the server's own connection wait
 
     def __init__(self, key_file: Path, keepers: Keepers, tls: Tls, *, host: str = "") -> None:
         with Keeper.open(key_file, keepers) as keeper:  # what is wrong with it is said now

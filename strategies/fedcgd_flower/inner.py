@@ -414,7 +414,7 @@ def _encode(value: Any, arrays: _Arrays) -> Any:
         if (kind is not np.ndarray and not isinstance(value, np.generic)) or array.dtype.hasobject:
             raise _NotSavableError
         arrays[f"array{len(arrays)}"] = array
-        return {"array" if kind is np.ndarray else "number": f"array{len(arrays) - 1}"}
+        return {"array": f"array{len(arrays) - 1}"}
     if kind in (list, tuple):
         return {kind.__name__: [_encode(item, arrays) for item in value]}
     if kind is bytes:
@@ -435,13 +435,9 @@ def _decode(node: Any, arrays: Any) -> Any:
     [(kind, value)] = node.items()
     match kind:
         case "array":
-            return arrays[value]
-        case "number":
-            return arrays[value][()]
-        case "list":
-            return [_decode(item, arrays) for item in value]
-        case "tuple":
-            return tuple(_decode(item, arrays) for item in value)
+            return arrays[value][()]  # of one number, the number
+        case "list" | "tuple":
+            return (list if kind == "list" else tuple)(_decode(item, arrays) for item in value)
         case "bytes":
             return bytes.fromhex(value)
         case "Array":

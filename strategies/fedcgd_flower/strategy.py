@@ -335,14 +335,14 @@ class CorrelatedNoise(RunSettings, Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The inner strategy's next model after the noised mean of the replies, and the ε spent.
+        """The inner strategy's next model after the noised mean of the replies, and how its clip norm adapted, if it does.
 
         Args:
             server_round: not used: the ledger knows the round.
             replies: those to the messages of `configure_train`.
 
         Returns:
-            The released model and its metrics; (None, None) if nothing is released.
+            The released model and those metrics; (None, None) if nothing is released.
         """
         return self._rounds.aggregate(replies)
 

@@ -11,9 +11,10 @@ from oracles_b_min_sep import deltas, independent_monte_carlo, indicators, patte
 from fedcgd import Participation, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting import amplified
 from fedcgd.accounting.accountant import silent
+from fedcgd.accounting.b_min_sep import pairs
 from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
-from fedcgd.accounting.b_min_sep.pairs import PairChain
+from fedcgd.accounting.b_min_sep.pairs import PairChain, States
 from fedcgd.accounting.b_min_sep.tuples import matchings
 from fedcgd.accounting.coverage import NegativeEntryError
 from fedcgd.accounting.random_participation import monte_carlo, overlaps, remove
@@ -132,6 +133,15 @@ def test_bounds_hold_where_numbers_overflow(lam: float, sigma: float) -> None:
     lower, upper = likelihood.bounds(likelihood.weights(columns.adjoint(y) / sigma**2))
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("entries", [40 * 4, 40 * 4 * 5, 40 * 4 * 12])
+def test_states_of_a_tail_fit_into_the_table_that_there_is(entries: int, monkeypatch) -> None:
+    """Fewer ages and levels, down to one of each beyond the separation: a looser bound, and not one that is never found."""
+    monkeypatch.setattr(pairs, "EFFORT", replace(pairs.EFFORT, memory=replace(pairs.EFFORT.memory, table=entries)))
+    states = States.from_columns(columns_of(LambdaCGD(0.9), 40, 4, 40), BMinSepLaw(40, 4, 0.3, True))
+    assert states.limit >= 4
+    assert 40 * len(states.levels) ** 2 * states.limit * (states.limit - 3) <= entries
 
 
 @pytest.mark.parametrize("warm", [True, False])
