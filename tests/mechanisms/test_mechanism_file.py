@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from app_runs import released_by_the_app
-from command_line import run
 from mechanism_table import ONE_OF_EACH
 
 from fedcgd import BISR, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, Participation, Plan
@@ -78,18 +77,6 @@ def test_a_matrix_is_for_its_own_number_of_rounds(tmp_path: Path) -> None:
     assert MechanismSpec.parse(f"file:{tmp_path / 'six.json'}").bands == 2
     with pytest.raises(ValueError, match="6 rounds"):
         catalogue.mechanism(f"file:{tmp_path / 'six.json'}", Participation(rounds=7, min_separation=3))
-
-
-def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "third.json"
-    write_mechanism(LambdaCGD(1 / 3), path)
-    options = ["--rounds", "30", "--separation", "10", "--epsilon", "2", "--delta", "1e-5", "--json"]
-    found, spelled = (run("account", "--mechanism", text, *options) for text in (f"file:{path}", f"lambda-cgd:{1 / 3}"))
-    assert found.exit_code == 0
-    assert found.stdout == spelled.stdout
-    missing = run("account", "--mechanism", f"file:{tmp_path}", *options[:-1])
-    assert missing.exit_code == 2
-    assert "directory" in missing.stderr
 
 
 def test_a_flower_run_takes_a_file_and_its_ledger_keeps_what_it_said(tmp_path: Path, monkeypatch) -> None:

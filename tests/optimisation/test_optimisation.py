@@ -22,7 +22,6 @@ from fedcgd.optimisation.bfgs import minimise_with_kinks
 from fedcgd.optimisation.catalogue import BANDS, BUFFERS, TABLE, MechanismSpec, Row
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.noise_curve import noise_curve
-from fedcgd.optimisation.series import quotient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
 
@@ -218,15 +217,6 @@ def test_a_minimum_at_a_kink_is_found() -> None:
     assert minimise_with_kinks(valley, start, iterations=3)[1] > 1e-3
     with_nothing, _ = minimise_with_kinks(lambda x: (1.0, x), np.empty(0))
     assert not len(with_nothing)
-
-
-def test_a_quotient_whose_divisor_is_longer_than_it() -> None:
-    y, back = quotient(np.array([2.0, 1.0, 5.0]), np.array([4.0, 6.0]))
-    np.testing.assert_array_equal(y, [2.0, 2.0])  # (4 + 6x)/(2 + x + 5x²) = 2 + 2x + …
-    by_c, by_r = back(np.array([0.0, 1.0]))
-    # y[1] = (r[1] − c[1]·r[0]/c[0])/c[0], and c[2] is not in it.
-    np.testing.assert_allclose(by_c, [-6 / 4 + 2 * 1 * 4 / 8, -4 / 4, 0.0])
-    np.testing.assert_allclose(by_r, [-1 / 4, 1 / 2])
 
 
 def test_a_line_search_that_fails_begins_again() -> None:
