@@ -338,7 +338,7 @@ class IndependenceProbe:
             found = [] if hooks is None else self._gradients(module, outputs, replaced)
             made = [(name, one) for name, one in found if len(one) == self._rows]  # others the step refuses
             norms = [norms_of(one)[:, None] for _, one in made]
-        for p in module.parameters():  # hooks hold the copy in a circle, and the collector would find late what it holds
+        for p in module.parameters():  # hooks hold the copy in a circle: the collector would find it late
             vars(p).clear()
             p.grad = None
         table = torch.cat(norms, dim=1) if norms else torch.zeros(self._rows, 0, dtype=torch.float64)
