@@ -87,6 +87,9 @@ class Private:
     epochs: int = 10
     steps: Annotated[int, Option(help="rounds of an epoch")] = 20
     clip_norm: float = 1.0
+    mean_part: Annotated[
+        float, Option(help="part of the budget for a private mean, which is subtracted from the inputs, say 0.05")
+    ] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +150,9 @@ def train_command(
     os.nice(running.nice)
     late = within(running.minutes)
     trainer = running.trainer(late)
-    shared = {name: getattr(private, name) for name in ("delta", "sampling", "epochs", "steps", "clip_norm")}
+    shared = {
+        name: getattr(private, name) for name in ("delta", "sampling", "epochs", "steps", "clip_norm", "mean_part")
+    }
     point = CentralPoint(
         task=task, model=model, mechanism=mechanism, epsilon=private.epsilon[0], learning_rate=1.0,
         momentum=learning.momentum, schedule=learning.schedule, average=learning.average,
