@@ -221,7 +221,14 @@ def plot_command(
         "gains": lambda: plots.gains(found),
         "frontier": lambda: plots.frontier(found, epsilon),
         "runtime": lambda: plots.runtime_bars(timed),
-        **({"real-data": partial(real_tables.picture, results)} if (results / "real_data.jsonl").exists() else {}),
+        **(
+            {
+                "real-data": partial(real_tables.picture, results),
+                "real-data-lambdas": partial(real_tables.lambda_picture, results),
+            }
+            if (results / "real_data.jsonl").exists()
+            else {}
+        ),
         **{
             name: partial(plots.lambdas, Found.read(results, name))
             for name in PAPER_STUDIES

@@ -266,6 +266,24 @@ def rates(results: Path, figure: str) -> str:
     return markdown(["mechanism", "sampling, rate", "ε", *(f"rate {rate:g}" for rate in tried)], lines)
 
 
+def lambdas(results: Path, _: str) -> str:
+    """The linear model at each λ, and the rate that validation chose."""
+    rows = real_tables.rows_of(results)
+    arms = [
+        (sampling, epsilon, by)
+        for figure, sampling in (("figure-2", "none"), ("figure-3", "balls-in-bins"))
+        for epsilon, by in real_tables.against_lambda(rows, figure).items()
+    ]
+    lines = [
+        [
+            f"{place:g}",
+            *(f"{spread(by[place]['test'])} ({by[place]['rate']:.2g})" for _, _, by in arms),
+        ]
+        for place in arms[0][2]
+    ]
+    return markdown(["λ", *(f"{sampling}, ε = {epsilon:g}" for sampling, epsilon, _ in arms)], lines)
+
+
 TABLES: dict[str, Table] = {
     "verdict": verdict,
     "headline": headline,
@@ -278,6 +296,7 @@ TABLES: dict[str, Table] = {
     "planned": planned,
     "networks": networks,
     "rates": rates,
+    "lambdas": lambdas,
 }
 
 
