@@ -508,11 +508,8 @@ def by_lambda(bench: Bench, data: Labelled) -> Iterator[Row]:
         ]  # fmt: skip
         cells = list(product(recipes, (1.0, 8.0)))
         sheet = Sheet({noise_key(*cell): noise_row(*cell) for cell in cells}, {})
-        unit = unit_progress(recipes[0])
-        tries = [
-            (figure, recipe, epsilon, part * users * epsilon / unit)
-            for (recipe, epsilon), part in product(cells, (2.0**k for k in range(-6, 2)))
-        ]
+        rates = [0.78125 * 2.0**k for k in range(7)]  # the best of each lies between others
+        tries = [(figure, *cell, rate) for cell, rate in product(cells, rates)]
         found = trained(bench, sheet, data, tries, (0,))[:, 0, 0].reshape(len(cells), -1)
         chosen = [tries[place * found.shape[1] + best] for place, best in enumerate(found.argmax(1))]
         tests = trained(bench, sheet, data, chosen, EXAM.tests[:3])[:, :, 1].round(4).tolist()
