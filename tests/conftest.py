@@ -17,7 +17,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcgd.accounting import answers
-from fedcgd.accounting.random_participation import search
+from fedcgd.accounting.random_participation import monte_carlo
 
 answers.LONG = float("inf")  # every answer is found by the code that is tested
 
@@ -99,8 +99,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def _few_draws() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        fewest, _ = search._DRAWS.removing
-        patched.setattr(search, "_DRAWS", replace(search._DRAWS, removing=(fewest, fewest)))
+        fewest, _ = monte_carlo._DRAWS.removing
+        patched.setattr(monte_carlo, "_DRAWS", replace(monte_carlo._DRAWS, removing=(fewest, fewest)))
         yield
 
 

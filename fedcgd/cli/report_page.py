@@ -1,4 +1,4 @@
-"""`fedcgd report`: one page about a run for whoever has to sign it, or the privacy statement that goes with its model."""
+"""`fedcgd report`: one page about a run for the person who has to sign it, or the privacy statement that goes with its model."""
 
 import json
 from collections import Counter
@@ -10,8 +10,8 @@ from fedcgd import ledger
 from fedcgd.accounting.explain import NOT_COVERED
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import ReportOptions
+from fedcgd.cli.html_parts import STYLE, bullets, grid, text
 from fedcgd.cli.printing import finite, printed, status, write_whole
-from fedcgd.cli.report_html import STYLE, bullets, grid, text
 from fedcgd.cli.usage import Exit
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, privacy_statement, statement_markdown
@@ -126,7 +126,7 @@ def _promise(statement: dict[str, Any]) -> str:
 
 
 def _plainly(statement: dict[str, Any]) -> str:
-    """The verdict in three sentences, how large ε is beside published deployments, and the promise word by word."""
+    """The verdict in three sentences, how large ε is compared with published deployments, and the promise word by word."""
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in statement["verdict"])
     size = f"<p>Compared with published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
     deployments = grid(("deployment", "ε", "δ", "for", "published in"), DEPLOYMENTS)

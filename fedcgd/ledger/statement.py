@@ -14,8 +14,7 @@ from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
-from fedcgd.ledger.run_composition import BUDGET, EVALUATION_OF
-from fedcgd.ledger.store import reader, stored_run, unpack_ids
+from fedcgd.ledger.store import BUDGET, EVALUATION_OF, reader, stored_run, unpack_ids
 from fedcgd.ledger.texts import finding, refuse
 from fedcgd.ledger.verification import RecordedKeepers, Verification, verify
 from fedcgd.participation import Participation
@@ -244,7 +243,7 @@ DEPLOYMENTS = (
 
 
 def size_of(epsilon: float) -> str:
-    """Whether an ε is small, usual or large beside what is published.
+    """Whether an ε is small, usual or large compared with what is published.
 
     By the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654.
     """

@@ -1,4 +1,4 @@
-"""Tables of what `real_data` trained: linear models, the planner's recipes beside them, and networks."""
+"""Tables of what `real_data` trained: linear models, the planner's recipes next to them, and networks."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ from fedcgd import LambdaCGD, Participation, calibrate
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.explain import explain
-from fedcgd.accounting.random_participation import search
+from fedcgd.accounting.random_participation import monte_carlo
 
 BINS = Participation(rounds=4, min_separation=2, sampling="balls-in-bins")
 
@@ -22,7 +22,7 @@ def test_the_risk_of_the_draws_is_a_small_part_of_delta(delta: float) -> None:
 def test_what_is_confirmed_is_less_than_delta_by_the_risk(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a risk of half of δ, σ is that of half of δ, or more."""
     half = calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=0.5e-5).noise_multiplier
-    monkeypatch.setattr(search, "failure_probability", lambda delta: delta / 2)
+    monkeypatch.setattr(monte_carlo, "failure_probability", lambda delta: delta / 2)
     assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier == pytest.approx(half, rel=5e-3)
     monkeypatch.undo()
     assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier < half * 0.98
@@ -36,8 +36,8 @@ def test_the_explanation_states_it() -> None:
 
 def test_the_seed_follows_from_the_question() -> None:
     gram = bin_gram(LambdaCGD(0.5), BINS)
-    bins = search.Problem(Bins(gram), BinLaw(4))
-    other = search.Problem(Bins(bin_gram(LambdaCGD(0.6), BINS)), BinLaw(4))
+    bins = monte_carlo.Problem(Bins(gram), BinLaw(4))
+    other = monte_carlo.Problem(Bins(bin_gram(LambdaCGD(0.6), BINS)), BinLaw(4))
     seeds = [
         bins.seed("sigma", 1.0, 1e-5),
         bins.seed("epsilon", 1.0, 1e-5),
@@ -46,4 +46,6 @@ def test_the_seed_follows_from_the_question() -> None:
         other.seed("sigma", 1.0, 1e-5),
     ]
     assert len(set(seeds)) == len(seeds)
-    assert search.Problem(Bins(gram * (1 + 1e-14)), BinLaw(4)).seed("sigma", 1, 1e-5) == seeds[0]  # another processor
+    assert (
+        monte_carlo.Problem(Bins(gram * (1 + 1e-14)), BinLaw(4)).seed("sigma", 1, 1e-5) == seeds[0]
+    )  # another processor

@@ -9,8 +9,8 @@ from fedcgd.accounting.amplified import SampledAccountant
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION, Bound, Guarantee, Proof
-from fedcgd.accounting.random_participation import search
-from fedcgd.accounting.random_participation.search import Problem
+from fedcgd.accounting.random_participation import monte_carlo
+from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.sampled import LARGEST_MULTIPLIER, Profile, Sampled
 
 
@@ -34,7 +34,7 @@ class SecretRoundsAccountant(SampledAccountant):
         """σ that a few draws propose, the same random numbers for every mechanism, so that differences between them are seen."""
         most = self._least_sigma(epsilon, delta).value
         problem = self.problem(most, self.participation.rounds)
-        return most if problem is None else search.propose(problem, most, epsilon=epsilon, delta=delta)
+        return most if problem is None else monte_carlo.propose(problem, most, epsilon=epsilon, delta=delta)
 
     def quick_epsilon(self, whole: Guarantee, released: int) -> Guarantee:
         """The smaller of the ε of the `whole` run and that of the first `released` rounds without amplification."""
