@@ -116,5 +116,5 @@ def test_each_lambda_has_the_rate_that_validation_chose(monkeypatch: pytest.Monk
     assert quiet["sigma"] < loud["sigma"]
     assert min(quiet["test"]) > 0.8
     table = lambdas(tmp_path, "")
-    assert table.count("\n") == 3
+    assert table.count("\n") == 6
     assert real_tables.lambda_picture(tmp_path).axes
