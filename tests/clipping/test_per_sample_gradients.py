@@ -69,8 +69,9 @@ def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch
         return add_clipped_rows(total, parts, *settings)
 
     monkeypatch.setattr(gradients, "add_clipped_rows", watched)
-    for entries, sizes in ((10 * flatten(model).numel() + 1, [10, 10, 3]), (1, [1] * 23), (10**9, [23])):
-        monkeypatch.setattr(gradients, "CHUNK_ENTRIES", entries)
+    size, several = flatten(model).numel(), ((10, [10, 10, 3]), (2, [8, 8, 7]), (0.5, [2] * 11 + [1]))
+    for models, sizes in (*several, (0, [1] * 23), (10**6, [23])):
+        monkeypatch.setattr(gradients, "CHUNK_ENTRIES", int(models * size) + 1)
         clipped(model, inputs, targets)
         assert at_once == sizes
         at_once.clear()
