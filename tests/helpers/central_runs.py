@@ -21,6 +21,11 @@ def examples(size, *, scale=100.0, seed=2):
     return TensorDataset(inputs, torch.randint(0, 3, (size,), generator=generator))
 
 
+def network():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
 class Run:
     """An engine, what it made private, and `sums`: of each released round, on the grid, before its noise."""
 

@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
-from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon
+from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon, select_lambda
 from fedcgd.central.releases import Releases
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
+from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
@@ -64,18 +65,14 @@ def make(*, mechanism=MECHANISM, sampling="none", key=KEY, size=EXAMPLES, epochs
 
 
 def make_with_epsilon(**options):
-    model = network()
+    model = options.get("module", network())
     engine = CorrelatedPrivacyEngine(KEY)
-    arguments = {
-        "mechanism": MECHANISM, "target_epsilon": 3.0, "target_delta": 1e-4, "max_grad_norm": CLIP, "epochs": EPOCHS
-    } | options  # fmt: skip
-    private = engine.make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
-        data_loader=DataLoader(data(), batch_size=BATCH),
-        **arguments,
-    )
-    return engine, model, private
+    usual = {
+        "module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=RATE), "mechanism": MECHANISM,
+        "data_loader": DataLoader(data(), batch_size=BATCH), "target_epsilon": 3.0, "target_delta": 1e-4,
+        "max_grad_norm": CLIP, "epochs": EPOCHS,
+    }  # fmt: skip
+    return engine, model, engine.make_private_with_epsilon(**usual | options)
 
 
 def train(private, *, epochs=EPOCHS, physical=None):
@@ -384,11 +381,59 @@ def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch
         ({"accumulation_steps": 2}, "divide the 5 batches of an epoch, got 2"),
         ({"accumulation_steps": 0}, "accumulation_steps must be at least 1"),
         ({"grad_sample_mode": "no_op"}, "must be hooks, functorch or ghost, got 'no_op'"),
+        ({"mechanism": None}, "dp-sgd"),
+        ({"mechanism": 0.9}, r"mechanism must be a value such as LambdaCGD\(0.9\) or DPSGD\(\), got 0.9"),
+        ({"mechanism": LambdaCGD}, "mechanism must be a value"),
+        ({"epochs": "3"}, "epochs must be a whole number, got '3'"),
+        ({"epochs": 3.0}, "epochs must be a whole number, got 3.0"),
+        ({"data_loader": DataLoader(data(), batch_size=None)}, "batch_size=None"),
+        ({"data_loader": DataLoader(data(0), batch_size=8)}, "no batch: its data set has 0 examples"),
+        ({"optimizer": [torch.optim.SGD(nn.Linear(6, 3).parameters())] * 2}, "one torch optimizer .*, got list"),
     ],
 )
 def test_what_is_not_accounted_for_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make_with_epsilon(**{"sampling": "none", **options})
+
+
+def test_lambda_is_chosen_for_the_momentum_and_the_schedule_that_run():
+    rounds, model = 50, network()
+    participation = Participation(rounds=rounds, min_separation=5)
+
+    def lam(optimizer=torch.optim.SGD, options=None, **changed) -> float:
+        optimizer = optimizer(model.parameters(), lr=0.1, **options or {})
+        usual = {"module": model, "optimizer": optimizer, "mechanism": "lambda-cgd", "sampling": "none", "epochs": 10}
+        return make_with_epsilon(**usual | changed)[0].accountant.plan.mechanism.lam
+
+    def expected(**workload) -> float:
+        asked = scheduled_workload(rounds=rounds, **workload)
+        return select_lambda(participation, epsilon=3.0, delta=1e-4, objective="excess", workload=asked).lam
+
+    constant, falling = expected(schedule="constant"), expected(schedule="linear")
+    assert lam() == constant
+    assert lam(schedule="linear") == falling > constant
+    assert lam(options={"momentum": 0.9}) == expected(schedule="constant", momentum=0.9) > constant
+    assert lam(optimizer=torch.optim.Adam) == constant
+    with pytest.raises(ValueError, match="constant, linear,"):
+        lam(schedule="stairs")
+
+
+def test_a_layer_that_sees_fewer_rows_is_named():
+    """As the position embeddings of Transformers' models, which look up one row of positions for the whole batch."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.positions = nn.Linear(6, 6), nn.Embedding(6, 1)
+
+        def forward(self, inputs):
+            return self.linear(inputs) + self.positions(torch.arange(6)[None])[..., 0]
+
+    module, optimizer, loader = make_with_epsilon(module=Positions(), mechanism=DPSGD())[2]
+    inputs, _ = next(iter(loader))
+    module(inputs).sum().backward()
+    with pytest.raises(RuntimeError, match="weight' and"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize(
