@@ -269,6 +269,7 @@ def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise
             optimizer.step()
             moved.append((flatten(model) - before).numpy())
         engine.save_checkpoint(path=tmp_path / "checkpoint", module=module, optimizer=optimizer)
+        assert key._root.hex() not in str(engine.accountant.state_dict())
         return engine.accountant, moved
 
     first, before = steps(3)
@@ -279,31 +280,12 @@ def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise
     z = np.stack([stream.normal(t, nonce, 0, len(before[0])) for t, nonce in enumerate(nonces)])
     rows = inverse_matrix(MECHANISM, ROUNDS)[:5, :5] @ z
     np.testing.assert_allclose([*before, *after], -RATE * CLIP * SIGMA / BATCH * rows, atol=2e-4)  # the grid
-
-
-def first_steps(key, count=1, checkpoint=None):
-    """Engine, and what the model moved by in its first `count` steps."""
-    engine, model, private = make(key=key)
-    if checkpoint:
-        engine.load_checkpoint(path=checkpoint, module=private[0], optimizer=private[1])
-    before = flatten(model)
-    module, optimizer, loader = private
-    for _, (inputs, targets) in zip(range(count), loader, strict=False):
-        optimizer.zero_grad()
-        functional.cross_entropy(module(inputs), targets).backward()
-        optimizer.step()
-    return engine, private, flatten(model) - before
-
-
-@pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
-def test_two_runs_under_one_key_have_other_noise_and_other_batches():
-    key = NoiseKey.generate()
-    (_, one, first), (_, other, second) = first_steps(key), first_steps(key)
-    noise = RATE * CLIP * SIGMA / BATCH
-    assert float((first - second).std()) > noise  # independent noise: 1.4 of it, and the batches differ
-    assert not np.array_equal(one[-1].batch_sampler.rows(0), other[-1].batch_sampler.rows(0))
-    simulated = [first_steps(NoiseKey.simulation(5))[2] for _ in range(2)]
-    assert torch.equal(*simulated)
+    other, _, private = make(key=key)
+    assert other.accountant.run != first.run == last.run
+    assert not np.array_equal(batches_of(private), batches_of(make(key=key)[2]))
+    stranger, _, private = make()
+    with pytest.raises(ValueError, match="fingerprint"):
+        stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
 
 
 def test_an_engine_makes_one_run():
@@ -321,24 +303,6 @@ def test_an_engine_makes_one_run():
     assert engine.accountant.released == 5
     with pytest.raises(RuntimeError, match="another engine"):
         again()
-
-
-@pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
-def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_path):
-    key = NoiseKey.generate()
-    engine, private, _ = first_steps(key)
-    engine.save_checkpoint(path=tmp_path / "c", module=private[0], optimizer=private[1])
-    assert key._root.hex() not in str(engine.accountant.state_dict())
-    again = [first_steps(key, checkpoint=tmp_path / "c") for _ in range(2)]
-    for loaded, parts, _ in again:
-        assert loaded.accountant.run == engine.accountant.run
-        assert loaded.accountant.nonces[0] == engine.accountant.nonces[0]
-        assert np.array_equal(parts[-1].batch_sampler.rows(3), private[-1].batch_sampler.rows(3))
-    noise = RATE * CLIP * SIGMA / BATCH
-    assert float((again[0][2] - again[1][2]).std()) > noise  # without a record
-    stranger, _, private = make()
-    with pytest.raises(ValueError, match="fingerprint"):
-        stranger.load_checkpoint(path=tmp_path / "c", module=private[0], optimizer=private[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
