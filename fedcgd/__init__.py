@@ -15,7 +15,8 @@ from fedcgd.support.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fedcgd import opacus
-    from fedcgd.accounting.calibration import accountant, calibrate, compute_delta, compute_epsilon
+    from fedcgd.accounting.by_sampling import accountant
+    from fedcgd.accounting.calibration import calibrate, compute_delta, compute_epsilon
     from fedcgd.accounting.compose import compose
     from fedcgd.accounting.guarantee import Guarantee
     from fedcgd.accounting.selection import select_lambda

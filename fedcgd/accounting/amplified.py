@@ -8,8 +8,8 @@ from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Progress
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION, Bound, Proof, rounded_down, rounded_up
-from fedcgd.accounting.random_participation import search
-from fedcgd.accounting.random_participation.search import Problem
+from fedcgd.accounting.random_participation import monte_carlo
+from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.sampled import Sampled
 
 
@@ -38,7 +38,7 @@ class SampledAccountant(Accountant):
         most = self._least_sigma(epsilon, delta)
         problem = self.problem(most.value, self.participation.rounds)
         if problem is not None:
-            most = search.calibrate(problem, most, epsilon=epsilon, delta=delta, progress=progress)
+            most = monte_carlo.calibrate(problem, most, epsilon=epsilon, delta=delta, progress=progress)
         # Processors differ in the last digits, and a run that goes on elsewhere must find the same σ.
         return replace(most, value=float(rounded_up(most.value * (1 + 2e-9), 6)))
 
@@ -53,7 +53,7 @@ class SampledAccountant(Accountant):
         problem = self.problem(sigma, released)
         if problem is None:
             return most
-        return search.epsilon(problem, most, sigma=sigma, delta=delta, progress=progress)
+        return monte_carlo.epsilon(problem, most, sigma=sigma, delta=delta, progress=progress)
 
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
         certain = gaussian.delta(epsilon=epsilon, sigma=1 / self.gaussian_mu(sigma, released).value)
@@ -61,7 +61,7 @@ class SampledAccountant(Accountant):
         problem = self.problem(sigma, released)
         if problem is None:
             return most
-        return search.delta(problem, most, sigma=sigma, epsilon=epsilon, progress=progress)
+        return monte_carlo.delta(problem, most, sigma=sigma, epsilon=epsilon, progress=progress)
 
     def _least_sigma(self, epsilon: float, delta: float) -> Bound:
         """σ without any draws."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Progress, silent
-from fedcgd.accounting.calibration import accountant
+from fedcgd.accounting.by_sampling import accountant
 from fedcgd.accounting.guarantee import (
     ADJACENCY,
     LEAST_DELTA,

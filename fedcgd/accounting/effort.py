@@ -22,7 +22,7 @@ class Answers:
     """Pairs (ε, δ) of a sampled run's profile, each in a second or a few: interpolation errs by their distance
     squared."""
     beyond_profile: float = 20.0
-    """One part of so many of δ is where a profile ends: what is left is noise beside the error of its points."""
+    """One part of so many of δ is where a profile ends: what is left is noise compared with the error of its points."""
     norm_iterations: int = 4
     """Of the norm of C; the first brings most."""
 

@@ -1,4 +1,4 @@
-"""The chain of reasoning behind an ε, in words and numbers, for whoever has to sign it."""
+"""The chain of reasoning behind an ε, in words and numbers, for the person who has to sign it."""
 
 from dataclasses import dataclass
 

@@ -114,7 +114,7 @@ def _sum(one: Ratio, two: Ratio, variance: float, least: float) -> Ratio:
 
 
 def _spread(values: Vector, chances: Vector, grid: Vector) -> Vector:
-    """The chances of the points of a grid that reaches beyond all values, each of which is put on the two beside it, so that
+    """The chances of the points of a grid that reaches beyond all values, each of which is put on its two neighbours, so that
     its mean stays.
     """
     at = np.minimum(np.searchsorted(grid, values, side="right") - 1, len(grid) - 2)

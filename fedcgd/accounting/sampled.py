@@ -220,7 +220,7 @@ class Sampled:
         if self.chance <= delta:
             raise ValueError(
                 f"delta = {delta:g} is at least the probability that a user takes part at all, {self.chance:.3g}: publishing "
-                "whoever does would keep it. Take a delta far below that probability"
+                "those who do would keep it. Take a delta far below that probability"
             )
         if epsilon > _LARGEST_EPSILON:
             return most

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.calibration import accountant
+from fedcgd.accounting.by_sampling import accountant
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.error import error_norms
@@ -120,7 +120,7 @@ def iterations(say: Callable[[str], None]) -> Callable[[int, float], None]:
 def _search(
     objective: Callable[[float], float], start: float, limit: float, grid: int, tolerance: float
 ) -> dict[float, float]:
-    """Number → value: a grid of log(1/(1 − number)) over [start, limit], then a bounded search beside the best of it.
+    """Number → value: a grid of log(1/(1 − number)) over [start, limit], then a bounded search next to the best of it.
 
     0 is in the grid, also where there are numbers below it.
     """

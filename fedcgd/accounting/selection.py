@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 from typing import Literal, get_args
 
-from fedcgd.accounting.calibration import accountant
+from fedcgd.accounting.by_sampling import accountant
 from fedcgd.accounting.coverage import NegativeEntryError, most_bands, nothing_to_choose
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.search import Judge, best, iterations

@@ -200,6 +200,6 @@ def check_rounding(
     added = distance + max(0.0, epsilon) + math.log1p(math.exp(-max(0.0, epsilon)))  # log of (1 + e^ε)·distance
     if added > math.log(_NEGLIGIBLE) + math.log(delta):
         raise ValueError(
-            f"rounding {shares.keepers} shares one by one would cost e^{added:.0f} of δ, which is not negligible beside "
+            f"rounding {shares.keepers} shares one by one would cost e^{added:.0f} of δ, which is not negligible compared with "
             f"δ = {delta:g} at ε = {epsilon:g}; take a smaller ε or a larger δ"
         )

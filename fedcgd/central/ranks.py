@@ -91,7 +91,7 @@ class Ranks:
 
     @contextmanager
     def _together(self, what: str) -> Iterator[None]:
-        """Whoever ends while the ranks do `what` is missed, and the error says so."""
+        """A process that ends while the ranks do `what` is missed, and the error says so."""
         try:
             yield
         except RuntimeError as error:  # all that torch.distributed raises

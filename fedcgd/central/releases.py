@@ -213,6 +213,6 @@ class Releases:
         return make() if self._ranks is None else self._ranks.from_first(make)
 
     def _digest(self, steps: Any, round: int) -> str:
-        """What tells the sum of a round from others to whoever knows the key, and says nothing to anybody else."""
+        """What tells the sum of a round from others to anyone who knows the key, and says nothing to anybody else."""
         name = hashlib.sha256(f"sum of round {round}".encode() + self._secret).digest()
         return hashlib.blake2b(self._noise.digest(steps).tobytes(), key=name, digest_size=16).hexdigest()

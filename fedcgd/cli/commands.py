@@ -148,7 +148,7 @@ class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
         rounds: Number of releases n.
         mechanism: NAME, NAME:VALUE, …, all also with :normalized behind it; repeat it. Default: the rows of Table 4, or with
             --curvature one or two of each kind.
-        plot: Write a picture of the bars beside the table too: .png, .svg or .pdf.
+        plot: Write a picture of the bars next to the table too: .png, .svg or .pdf.
     """
 
     rounds: int

@@ -1,4 +1,4 @@
-"""`fedcgd report`: one page about a run for whoever has to sign it, or the privacy statement that goes with its model."""
+"""`fedcgd report`: one page about a run for the person who has to sign it, or the privacy statement that goes with its model."""
 
 import json
 from collections import Counter
@@ -10,11 +10,11 @@ from fedcgd import ledger
 from fedcgd.accounting.explain import NOT_COVERED
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import ReportOptions
+from fedcgd.cli.html_parts import STYLE, bullets, grid, text
 from fedcgd.cli.printing import finite, printed, status, write_whole
-from fedcgd.cli.report_html import STYLE, bullets, grid, text
 from fedcgd.cli.usage import Exit
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, privacy_statement, statement_markdown
+from fedcgd.ledger.statement import DEPLOYMENTS, NO_GUARANTEE, facts, in_unit, privacy_statement, statement_markdown
 from fedcgd.ledger.store import write_notes
 from fedcgd.ledger.texts import finding
 from fedcgd.support.html import table
@@ -45,7 +45,7 @@ def report(asked: ReportOptions) -> int:
     printed(
         asked.json,
         {"output": str(asked.output), "register": register and str(register), "problems": list(statement["problems"])},
-        f"{asked.output} is written, compared with {what}",
+        f"{asked.output} is written, compared with {what}" + f". {NO_GUARANTEE}" * bool(statement["problems"]),
     )
     return Exit.CONTRADICTED if statement["problems"] else 0
 
@@ -126,7 +126,7 @@ def _promise(statement: dict[str, Any]) -> str:
 
 
 def _plainly(statement: dict[str, Any]) -> str:
-    """The verdict in three sentences, how large ε is beside published deployments, and the promise word by word."""
+    """The verdict in three sentences, how large ε is compared with published deployments, and the promise word by word."""
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in statement["verdict"])
     size = f"<p>Compared with published deployments this ε is <strong>{escape(statement['size'])}</strong>.</p>"
     deployments = grid(("deployment", "ε", "δ", "for", "published in"), DEPLOYMENTS)

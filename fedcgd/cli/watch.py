@@ -21,8 +21,8 @@ from rich.text import Text
 
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.commands import WatchOptions
+from fedcgd.cli.html_parts import STYLE, grid
 from fedcgd.cli.printing import console, finite, key_value_table, print_json, write_whole
-from fedcgd.cli.report_html import STYLE, grid
 from fedcgd.ledger.attempts import COUNTED
 from fedcgd.ledger.statement import facts, in_unit, outlined, records
 from fedcgd.participation.samplings import scheme_of
@@ -77,6 +77,7 @@ def state(path: Path) -> dict[str, Any]:
     planned, released = plan.participation.rounds, len(ended)
     hidden = scheme_of(plan.participation.sampling).hidden
     so_far = plan.quick_guarantee(released=released) if released else None
+    told = {row["release"]: row for row in record["releases"]}
     return outlined(run, plan.guarantee(), so_far, released) | {
         "ledger": str(path),
         "over": run["sealed"] is not None or released >= planned,
@@ -87,7 +88,10 @@ def state(path: Path) -> dict[str, Any]:
             | ({} if hidden else {"users": row["users"]})
             for row in attempts[-LATEST:]
         ],
-        "released_with": record["releases"][-LATEST:],
+        "released_with": [
+            {"release": number} | told.get(number, {}) | {"epsilon": plan.quick_guarantee(released=number).epsilon}
+            for number in range(max(1, released - LATEST + 1), released + 1)
+        ],
         "measured": record["measured"][-LATEST:],
     }
 

@@ -183,7 +183,7 @@ class KeeperKey:
 
         Args:
             path: the file, which only its owner may read.
-            create: whether a key is made there if there is none, with its record beside it.
+            create: whether a key is made there if there is none, with its record next to it.
 
         Raises:
             ValueError: if others may read the file, or if it does not hold a key.

@@ -98,7 +98,7 @@ class Keeper(Closable):
 
     @classmethod
     def open(cls, key_file: Path | str, keepers: Keepers) -> Self:
-        """The keeper whose key is in a file, with its record beside it (keeper.key.record for keeper.key).
+        """The keeper whose key is in a file, with its record next to it (keeper.key.record for keeper.key).
 
         Args:
             key_file: the key.

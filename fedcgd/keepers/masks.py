@@ -29,7 +29,7 @@ _ZEROS = memoryview(bytes(2**17))  # this part of the sum stays in the cache unt
 class Masked:
     """What a node sends: its integers under one mask for each keeper of the round, and each mask's seed, sealed to its keeper.
 
-    To whoever lacks one of the seeds the residues are uniformly random, whatever the integers are.
+    To anyone who lacks one of the seeds the residues are uniformly random, whatever the integers are.
 
     Attributes:
         residues: the masked integers, modulo 2^bits.

@@ -60,7 +60,7 @@ class NodeParticipations(Closable):
     def count(self, agreement: Agreement, round: int, attempt: int, users: Collection[str]) -> None:
         """Count a participation of each of `users`, once however often the round is tried; durable when this returns.
 
-        Keepers open one try of a round. In each try a user is asked for once, because whoever had two answers for the same try
+        Keepers open one try of a round. In each try a user is asked for once, because a server with two answers for the same try
         could put both on its list.
 
         Args:

@@ -87,7 +87,7 @@ class Record(Closable):
 
     Guarantees, whatever is killed when: a round of a kind is opened for one list only, and the record says so before anybody can
     know.
-    An old copy of the file breaks this: whoever asks a keeper twice for one round, before and after, gets two openings.
+    An old copy of the file breaks this: anyone who asks a keeper twice for one round, before and after, gets two openings.
 
     Args:
         connection: to the file.
@@ -216,7 +216,7 @@ class Record(Closable):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a record says to whoever only reads it.
+    """What a record says to a reader without the key.
 
     Attributes:
         created: when.
@@ -258,7 +258,7 @@ def read(path: Path | str) -> Recorded:
 
 
 def record_file(key_file: Path | str) -> Path:
-    """Where the record of a key is: beside its file itself, whichever links lead to it.
+    """Where the record of a key is: next to its file itself, whichever links lead to it.
 
     Args:
         key_file: the key.

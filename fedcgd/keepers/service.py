@@ -1,6 +1,6 @@
 """A keeper as a process of its own, reached over HTTPS: nothing of the server's runs where the key lies.
 
-Whoever asks shows a certificate that the keeper was told to trust. There are three questions, each the path of a POST: "/who" (a
+The caller shows a certificate that the keeper was told to trust. There are three questions, each the path of a POST: "/who" (a
 sealed challenge; the proof), "/check" and "/open" (`fedcgd.keepers.wire`).
 """
 
@@ -54,7 +54,7 @@ def answer(key_file: Path, keepers: Keepers, question: str, asked: bytes) -> byt
     """What a keeper answers.
 
     Args:
-        key_file: the keeper's key, with its record beside it.
+        key_file: the keeper's key, with its record next to it.
         keepers: all keepers of the run, as this one knows them.
         question: "/who", "/check" or "/open".
         asked: what came with it.
@@ -92,11 +92,11 @@ def _tell(question: str, agreement: Agreement, opening: Opening, answered: Resid
 class KeeperService(ThreadingHTTPServer):
     """Answers for one keeper, one question at a time. Stop it with `shutdown`; a kill at any moment loses nothing.
 
-    Whoever connects and shows no certificate is let go after a few seconds, or sooner if others want its place: the oldest such
+    A connection without a certificate is closed after a few seconds, or sooner if others want its place: the oldest such
     connection makes room for a new one. So idle connections, however many, do not keep the run's server out.
 
     Args:
-        key_file: the keeper's key, with its record beside it.
+        key_file: the keeper's key, with its record next to it.
         keepers: all keepers of the run, as this one knows them, with their addresses.
         tls: this keeper's certificate, and the server's.
         host: the network address to listen at; "" is every one of this machine. The port is that of the keeper's address.
@@ -106,6 +106,7 @@ class KeeperService(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = LIMITS.strangers  # with Python's 5, who floods the port makes the server's own connection wait
 
     def __init__(self, key_file: Path, keepers: Keepers, tls: Tls, *, host: str = "") -> None:
         with Keeper.open(key_file, keepers) as keeper:  # what is wrong with it is said now

@@ -1,4 +1,4 @@
-"""Whether keepers were told the same: their records beside each other, and beside the ledger of the run."""
+"""Whether keepers were told the same: their records next to each other, and next to the ledger of the run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,8 +7,7 @@ from typing import Any
 from fedcgd.keepers.agreement import EVALUATION, TRAINING
 from fedcgd.keepers.record import Recorded
 from fedcgd.ledger.attempts import RecordedOpening, read_openings
-from fedcgd.ledger.run_composition import evaluation_ledger
-from fedcgd.ledger.store import KEEPERS, reader, stored_run
+from fedcgd.ledger.store import KEEPERS, evaluation_ledger, reader, stored_run
 from fedcgd.plan import PLAN_FORM
 from fedcgd.support.untrusted import Optional, clean, parse_json
 
@@ -62,7 +61,7 @@ def _round(kind: str, round: int) -> str:
 
 
 def _on_record(ledger: Path) -> dict[tuple[str, int], RecordedOpening]:
-    """What keepers were asked to open, in the run's ledger and in that of its evaluations beside it."""
+    """What keepers were asked to open, in the run's ledger and in that of its evaluations next to it."""
     found: dict[tuple[str, int], RecordedOpening] = {}
     for kind, path in ((TRAINING, ledger), (EVALUATION, evaluation_ledger(ledger))):
         if kind == TRAINING or path.exists():

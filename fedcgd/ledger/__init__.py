@@ -1,6 +1,6 @@
 """The durable record of one run: who took part in what, what noise was used, what was released. A SQLite file for each run.
 
-The last released model and the inner strategy's state lie beside it: in `run.db-model-0` or `run.db-model-1`, by turns.
+The last released model and the inner strategy's state lie next to it: in `run.db-model-0` or `run.db-model-1`, by turns.
 The server process may be killed at any instruction. Each step is durable before the next begins:
 
     with Ledger.open(path, plan=plan, configuration=settings, key=key) as ledger:
@@ -19,13 +19,13 @@ The server process may be killed at any instruction. Each step is durable before
 
 or `ledger.skip(round, reason)` instead of any of the three. What the process had begun and not released when it died is abandoned
 when the ledger is opened again: the round is tried again, under a new attempt, and whatever its sum then is gets a nonce
-and so a noise of its own. Opening is refused while another process has the file open (run.db-lock, beside it, says which).
+and so a noise of its own. Opening is refused while another process has the file open (run.db-lock, next to it, says which).
 `Ledger.open(":memory:", …)` keeps the same record without a file, for simulations.
 
 `verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `joint` says what several runs cost
 together, `JointBudget` keeps each user within an ε for several runs, `released_model` gives the last model, `seal` ends a run
 and deletes its key.
-Nothing here holds the key, and whoever reads the file learns who took part when: it is for the server's operator only.
+Nothing here holds the key, and anyone who reads it learns who took part when: it is for the server's operator only.
 """
 
 from fedcgd.ledger.budget import Admission, JointBudget, JointRecord, UserGroup, joint

@@ -98,7 +98,7 @@ def _advance(connection: sqlite3.Connection, round: int, attempt: int, changes: 
 
 
 def abandon(connection: sqlite3.Connection, ledger: Path | None) -> None:
-    """End the attempt that is in flight, if there is one, and leave nothing of it beside the ledger's file.
+    """End the attempt that is in flight, if there is one, and leave nothing of it next to the ledger's file.
 
     One that keepers were asked to open is spent.
     """

@@ -1,4 +1,4 @@
-"""The model that was released last and the inner strategy's state: a file beside the ledger, which says what must be in it.
+"""The model that was released last and the inner strategy's state: a file next to the ledger, which says what must be in it.
 
 SQLite would write a model twice and take ten times the processor time. Two files take turns, so that one is whole while the other
 is written; which of them counts is what the ledger says, and that changes in the transaction that releases the round.
@@ -35,7 +35,7 @@ class Latest(NamedTuple):
 
 
 def file_of(ledger: Path, round: int) -> Path:
-    """The file that a release of `round` goes into, beside the ledger (not beside a link to it), as SQLite's own are."""
+    """The file that a release of `round` goes into, next to the ledger (not next to a link to it), as SQLite's own are."""
     ledger = ledger.resolve()
     return ledger.with_name(f"{ledger.name}-model-{round % 2}")
 

@@ -14,8 +14,7 @@ from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
-from fedcgd.ledger.run_composition import BUDGET, EVALUATION_OF
-from fedcgd.ledger.store import reader, stored_run, unpack_ids
+from fedcgd.ledger.store import BUDGET, EVALUATION_OF, reader, stored_run, unpack_ids
 from fedcgd.ledger.texts import finding, refuse
 from fedcgd.ledger.verification import RecordedKeepers, Verification, verify
 from fedcgd.participation import Participation
@@ -197,6 +196,9 @@ _ADAPTIVE = (
 )
 
 
+NO_GUARANTEE = "The records of this run contradict each other or the plan: NO guarantee can be given for it."
+
+
 def sentence(verification: Verification, attacker: AttackerAccuracy | None) -> str:
     """The promise in one or two sentences, or that there is none: then there is no attacker's accuracy either."""
     whole, both = verification.whole, verification.with_evaluations
@@ -208,7 +210,7 @@ def sentence(verification: Verification, attacker: AttackerAccuracy | None) -> s
             "whatever is said below."
         )
     if attacker is None:
-        return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
+        return NO_GUARANTEE
     of_both = both and (
         " Metrics of the models on users' data are reported too, as noised sums: the models and all such evaluations that are "
         f"planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."
@@ -244,7 +246,7 @@ DEPLOYMENTS = (
 
 
 def size_of(epsilon: float) -> str:
-    """Whether an ε is small, usual or large beside what is published.
+    """Whether an ε is small, usual or large compared with what is published.
 
     By the tiers of Ponomareva et al., "How to DP-fy ML", 2023, arXiv:2303.00654.
     """

@@ -4,7 +4,7 @@ What they do to whole models NumPy can do as well, with the same bits, and does 
 what they do for accounting needs them. For Intel's and
 AMD's processors there are builds for three levels of instructions, of which the highest that this processor has is loaded.
 
-Whoever loads one first compares the answer to one question with the one that is known: a compiler may be wrong.
+The loader first compares the answer to one question with the one that is known: a compiler may be wrong.
 """
 
 import ctypes

@@ -22,8 +22,9 @@ from fedcgd.support.records import make_record, record_name
 NONCE_BYTES = 16
 
 _BYTES = 32
-_WITH_RECORD = "# made together with record {}, in a file beside it: keep the two together"
-_NAMED = re.compile(r"^# made together with record ([0-9a-f]{32}),", re.MULTILINE)
+_WITH_RECORD = "# made together with record {}, in a file next to it: keep the two together"
+# Keys of earlier versions say that they have a register, and not which.
+_NAMED = re.compile(r"^# made together with (?:record ([0-9a-f]{32})|a register of its runs),", re.MULTILINE)
 
 
 class NoiseKey:
@@ -52,7 +53,7 @@ class NoiseKey:
             raise ValueError(f"a key has {_BYTES} bytes (256 bits), got {len(root)}; NoiseKey.generate() makes one")
         self._root = bytes(root)
         self._runs = runs
-        self._record: str | None = None  # the name of the one that it was made with
+        self._record: str | None = None  # the name of the one that it was made with; "" if it does not say which
         self._made: tuple[Path, str] | None = None  # the file that was made for it, and when
         self._simulated = False
 
@@ -79,7 +80,7 @@ class NoiseKey:
         Args:
             path: the file, which only its owner may read.
             create: whether a key is made there (mode 0600) if there is none.
-            runs: the file that remembers the key's runs, its register; by default beside the key, noise.key.runs for noise.key.
+            runs: the file that remembers the key's runs, its register; by default next to the key, noise.key.runs for noise.key.
                 Keep the two together: a key that was made here with its register begins and continues no run without it, nor
                 with another or an emptied one.
 
@@ -102,7 +103,7 @@ class NoiseKey:
             text = file.read()
         key = NoiseKey(_from_hex(text, f"key file {path}"), runs=runs)
         named = _NAMED.search(text)
-        key._record = named[1] if named else None
+        key._record = named and (named[1] or "")
         key._made = made
         return key
 
@@ -246,10 +247,10 @@ class NoiseKey:
 def synthetic_nonce(key: bytes, nonces: Sequence[int], total: NDArray[Any]) -> int:
     """128 bits of a keyed hash of (round, nonces of the rounds before, `total`, fresh randomness); round = len(nonces).
 
-    Guarantee: whoever asks twice for the same round, with another sum or after other rounds, gets another nonce, also when
+    Guarantee: anyone who asks twice for the same round, with another sum or after other rounds, gets another nonce, also when
     the random numbers are the same both times (a copy of the process, a virtual machine that is resumed twice). Chance of
     the contrary: 2⁻⁸⁰ for each two questions about sums of 2⁴⁰ coordinates, less for smaller ones, as long as HMAC-SHA256
-    and AES-256 are pseudorandom. To whoever does not know the key a nonce is a random number: it tells nothing of the sum.
+    and AES-256 are pseudorandom. To anyone who does not know the key a nonce is a random number: it tells nothing of the sum.
 
     Args:
         key: 32 bytes, used for nothing else.
@@ -282,7 +283,7 @@ def _universal_hash(key: bytes, total: NDArray[Any], at_once: int = 2**30) -> by
 
 
 def runs_file(path: Path) -> Path:
-    """Where the runs of a key file are remembered: beside the file itself, whichever links lead to it.
+    """Where the runs of a key file are remembered: next to the file itself, whichever links lead to it.
 
     Args:
         path: the key file.
@@ -311,7 +312,7 @@ def delete_key_file(path: Path) -> None:
 
 
 def _create(path: Path, runs: Path) -> bool:
-    """Make a key file in one step: whoever looks sees no file or a whole one, and of two makers the first wins, who gets True.
+    """Make a key file in one step: a reader sees no file or a whole one, and of two makers the first wins, who gets True.
 
     The record of what it is used for is made before it, and named in it: then a key whose record was lost, emptied or made anew,
     or that was copied alone, can be told from one that was never used.

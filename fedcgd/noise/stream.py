@@ -44,7 +44,7 @@ class NoiseStream:
     coordinates 1536·(b // 128) + b mod 128 + 128·i for i = 0 … 11.
 
     Guarantee: no two coordinates of a (round, nonce) share keystream, except six numbers of one block, which are
-    independent of each other (see `box_muller`). Different (round, nonce) have independent keys. To whoever does not know the
+    independent of each other (see `box_muller`). Different (round, nonce) have independent keys. To anyone who does not know the
     key all are as good as random while ChaCha20 and BLAKE2b are.
 
     The key does not show in `repr`, and a stream refuses to be pickled.

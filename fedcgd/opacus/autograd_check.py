@@ -1,4 +1,4 @@
-"""Whether the gradients of examples are autograd's own: whoever makes them may not know how a layer is used."""
+"""Whether the gradients of examples are autograd's own: a sampler may not know how a layer is used."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -86,7 +86,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     A round is an optimizer step, a user is an example, and an epoch is len(data_loader) steps. The returned loader
     picks the batches, by the sampling of the plan's participation:
 
-    - none: a fixed split into batches, the same in each epoch; whoever knows it learns no more than ε allows.
+    - none: a fixed split into batches, the same in each epoch; anyone who knows it learns no more than ε allows.
     - balls-in-bins: each example in one secret random batch, the same in each epoch.
     - random-allocation: each example in one secret random batch of each epoch, drawn anew.
     - poisson: each example in each step with probability 1/len(data_loader).
@@ -227,7 +227,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             target_delta: δ.
             sampling: how batches are drawn.
             groups: of cyclic Poisson sampling.
-            noise: `replay` (regenerated from the key), `buffer` (kept beside the model) or `cpu-buffer`; by default whichever of
+            noise: `replay` (regenerated from the key), `buffer` (kept next to the model) or `cpu-buffer`; by default whichever of
                 the first two the mechanism does with less.
             batch_first: as in Opacus.
             loss_reduction: as in Opacus.

@@ -63,7 +63,7 @@ _SHORT_FORMS: dict[str, dict[Any, Sampler]] = {
 class _OwnHooks:
     """Opacus' hooks, which leave what `short_forms` return in `grad_sample` for the layers that have one.
 
-    Beside that, they leave other gradients there without a copy, take a layer's input once where `torch.utils.checkpoint` (with
+    They also leave other gradients there without a copy, take a layer's input once where `torch.utils.checkpoint` (with
     use_reentrant=False) runs its forward pass again, and leave backward passes of a layer in eval mode alone.
     """
 

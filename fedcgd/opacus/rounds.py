@@ -98,7 +98,7 @@ class Rounds:
     """The one rule: a release consumes, once, the clipped gradients of exactly the examples issued for its round.
 
     A round goes through `issue` and `pending` (as often as the batch has parts) and `release`; what comes in another order raises
-    before there is noise. Whoever leaves the loop and enters it again starts the round under way afresh.
+    before there is noise. Leaving the loop and entering it again starts the round under way afresh.
 
     Args:
         plan: that of the run.

@@ -16,7 +16,7 @@ class Effort:
     report: int = 20
     """Iterations between two reports of progress."""
     grid: int = 24
-    """Numbers that a closed form is tried at before the search beside the best."""
+    """Numbers that a closed form is tried at before the search next to the best."""
     shortened: int = 10_000
     """Rounds, from which on the thousand steps of a search would take minutes: a shorter run is searched first."""
     dampings: tuple[float, ...] = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)

@@ -14,7 +14,7 @@ from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.factor import thin_factor
 
 BARRIER = 1.0
-"""Weight of −log det(CᵀC)/n beside the loss, over that of the start.
+"""Weight of −log det(CᵀC)/n next to the loss, over that of the start.
 
 Without it the problem can have no solution: the loss may fall for ever while C becomes singular, and the noise of a round, which
 the quadratic forgets, and a network does not, grows without bound. 0.01 gives the least loss but for 1 %, and rounds with 5 times
@@ -40,7 +40,7 @@ def noise_curve(
         bandwidth: p, at most b.
         participation: (n, k, b); its sampling does not count.
         quadratic: what is descended on, and how.
-        barrier: the weight of −log det(CᵀC)/n beside the loss.
+        barrier: the weight of −log det(CᵀC)/n next to the loss.
 
     Raises:
         ValueError: for a larger bandwidth.

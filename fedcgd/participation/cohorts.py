@@ -11,7 +11,7 @@ from fedcgd.participation.user_ids import check_not_one_text
 def eligible(participation: Participation, round: int, users: Iterable[str], history: History) -> list[str]:
     """The `users` that may take part in `round`: fewer than k participations, the last at least b rounds ago.
 
-    Whoever is already counted in this very round may take part when it is tried again.
+    A user who is already counted in this very round may take part when it is tried again.
     """
     check_not_one_text(users)
     return participation.scheme.eligible(participation, round, users, history)

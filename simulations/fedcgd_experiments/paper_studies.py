@@ -1,4 +1,4 @@
-"""CIFAR-10 and IMDB as in arXiv:2601.22334, for whoever has the data and a GPU: `simulations/paper.sh` runs these studies.
+"""CIFAR-10 and IMDB as in arXiv:2601.22334, for those who have the data and a GPU: `simulations/paper.sh` runs these studies.
 
 Figures 5 and 6 need no training: `python -m fedcgd_experiments.paper_figures`.
 """

@@ -31,7 +31,7 @@ ACCURACY = "test-accuracy"
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, evaluate each released model on the test examples, write results/….json and a plot beside it.
+    """Train, evaluate each released model on the test examples, write results/….json and a plot next to it.
 
     A run that does not release every planned round raises, and leaves ….failed.json in place of the results.
     """

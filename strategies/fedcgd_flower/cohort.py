@@ -161,7 +161,7 @@ class Draw:
     def _can_replace(self, chosen: Collection[str], reachable: Collection[str]) -> bool:
         """Whether `chosen` may be asked in place of users who were asked in this round before, and later rounds find theirs.
 
-        Whoever was asked has participated, so replacing a user costs a participation more. Once users come back as fast as they
+        Users who were asked have participated, so a replacement costs one more participation. Once users return as fast as they
         leave, that is all; the rounds before must live on those that have not been asked yet.
         """
         participation, round, history, size = self.participation, self.round, self.history, len(chosen)

@@ -17,7 +17,8 @@ from flwr.serverapp import Grid
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger import JointBudget, Ledger
-from fedcgd.ledger.run_composition import EVALUATION_OF, evaluation_ledger, with_evaluations
+from fedcgd.ledger.store import EVALUATION_OF, evaluation_ledger
+from fedcgd.ledger.verification import with_evaluations
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol
@@ -43,7 +44,7 @@ class PrivateEvaluation:
     """Every `every` releases, and after the last one, a cohort of users evaluates the released model on its own data.
 
     The budget comes on top of that of the training: the log and the result say ε of both together. The record is a ledger of its
-    own beside that of the training (run.db.evaluation).
+    own next to that of the training (run.db.evaluation).
 
     Args:
         plan: how many evaluations there may be, how often and how far apart one user takes part in them, and their noise. Its

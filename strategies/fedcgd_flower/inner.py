@@ -1,7 +1,7 @@
 """Drive the inner strategy: what it sends to a round's users is asked for, and its next model made of one reply, the noised mean.
 
 An inner strategy chooses nodes and may tell each something else. Here the plan chooses users, and each of them gets the same: the
-model, and the configuration that the inner strategy puts beside it. Whatever would get lost on the way is an error that names it.
+model, and the configuration that the inner strategy puts next to it. What would get lost on the way is an error that names it.
 """
 
 import io
@@ -188,7 +188,7 @@ def scheduled(base: type[FedAvg], schedule: Schedule, *, rounds: int, warmup: in
 
 @dataclass(frozen=True, kw_only=True)
 class InnerRequest:
-    """What each user of a round gets beside the model."""
+    """What each user of a round gets next to the model."""
 
     config: ConfigRecord
     record_keys: tuple[str, str]
@@ -203,7 +203,7 @@ class _PlanningGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         self._asked += 1
-        if self._asked > 2:  # Flower's strategies ask twice, and whoever asks again waits for more
+        if self._asked > 2:  # Flower's strategies ask twice, and a third time means that they wait for more
             self._nodes *= 32
         if self._asked > 6:
             raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")
@@ -414,7 +414,7 @@ def _encode(value: Any, arrays: _Arrays) -> Any:
         if (kind is not np.ndarray and not isinstance(value, np.generic)) or array.dtype.hasobject:
             raise _NotSavableError
         arrays[f"array{len(arrays)}"] = array
-        return {"array" if kind is np.ndarray else "number": f"array{len(arrays) - 1}"}
+        return {"array": f"array{len(arrays) - 1}"}
     if kind in (list, tuple):
         return {kind.__name__: [_encode(item, arrays) for item in value]}
     if kind is bytes:
@@ -435,13 +435,9 @@ def _decode(node: Any, arrays: Any) -> Any:
     [(kind, value)] = node.items()
     match kind:
         case "array":
-            return arrays[value]
-        case "number":
-            return arrays[value][()]
-        case "list":
-            return [_decode(item, arrays) for item in value]
-        case "tuple":
-            return tuple(_decode(item, arrays) for item in value)
+            return arrays[value][()]  # of one number, the number
+        case "list" | "tuple":
+            return (list if kind == "list" else tuple)(_decode(item, arrays) for item in value)
         case "bytes":
             return bytes.fromhex(value)
         case "Array":

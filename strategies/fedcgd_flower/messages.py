@@ -21,7 +21,7 @@ from fedcgd.participation.user_ids import user_ids
 from fedcgd_flower.clipping import Clipping, Steps
 from fedcgd_flower.flower_private import log_error, log_failure
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray, view
-from fedcgd_flower.problems import LOCAL_FAILURE, RejectionReason, rejection_reason
+from fedcgd_flower.problems import RejectionReason, rejection_reason
 
 if TYPE_CHECKING:
     from fedcgd.keepers import Keepers
@@ -36,7 +36,7 @@ RECORD_KEYS = "arrays", "config"
 TASK = "fedcgd"
 CHECKSUM = "checksum"
 REPLY_FIELDS = {"round", "attempt", "answered", CHECKSUM}
-"""What a node says beside an update."""
+"""What a node says next to an update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ def train_reply(request: Message, task: TrainTask, update: Steps, answered: int)
 class NoUpdateError(RuntimeError):
     """Why a node gives no update: one of the few texts that it says of itself, and more for its own log."""
 
-    def __init__(self, reason: str, words: str) -> None:
+    def __init__(self, reason: RejectionReason, words: str) -> None:
         super().__init__(words)
         self.reason = reason
 
@@ -186,7 +186,7 @@ def failed_reply(request: Message, error: Exception) -> Message:
         return Message(Error(code=0, reason=error.reason), reply_to=request)
     log_failure("local training", error)
     # Flower's code for a ClientApp that raised.
-    return Message(Error(code=2, reason=LOCAL_FAILURE), reply_to=request)
+    return Message(Error(code=2, reason="training failed"), reply_to=request)
 
 
 def modulo(checksum: int) -> int:
@@ -347,11 +347,11 @@ def question_of(message: Message) -> str | None:
 
 def keeper_reply(message: Message, context: Context, keepers: "Keepers | None") -> Message | None:
     """The reply to a question to a keeper; None if `message` is none."""
-    if question_of(message) is None:
+    if (question := question_of(message)) is None:
         return None
     from fedcgd_flower.keepers import answer_question
 
-    return answer_question(message, context, keepers)
+    return answer_question(message, question, context, keepers)
 
 
 def check_masked(message: Message, keepers: "Keepers | None") -> None:

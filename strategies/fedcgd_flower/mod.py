@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
-from fedcgd_flower import messages, problems
+from fedcgd_flower import messages
 from fedcgd_flower.clipping import Steps, clipped_update
 from fedcgd_flower.flower_private import is_client_fn, is_privacy_mod, log_warning, mods_after
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, unflatten
@@ -22,7 +22,7 @@ from fedcgd_flower.messages import (
     keeper_reply,
     sum_reply,
 )
-from fedcgd_flower.problems import PROBLEMS, Problem
+from fedcgd_flower.problems import NOT_FINITE_WORDS, PROBLEMS, Problem
 from fedcgd_flower.users import configured_user, is_users_query, problem_reply, users_reply
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def _clipped(reply: Message, model: Flat, task: TrainTask) -> Steps:
         trained = flat_arrays(_replied_model(reply), task.layout)
     except ValueError as error:
         words = f"the train function did not reply the model that it was sent: {error}"
-        raise NoUpdateError(problems.ANOTHER_MODEL, words) from None
+        raise NoUpdateError("wrong arrays", words) from None
     steps = clipped_update(np.concatenate(trained), cast_as_trained(model, trained, task.layout), task.clipping)
     if steps is None:
-        raise NoUpdateError(problems.NOT_FINITE, problems.NOT_FINITE_WORDS)
+        raise NoUpdateError("not finite", NOT_FINITE_WORDS)
     return steps
 
 
@@ -156,7 +156,7 @@ def _app_reply(
     message.content = RecordDict({arrays_key: unflatten(model, task.layout), config_key: config})
     reply = call_next(message, context)
     if reply.has_error():
-        raise RuntimeError(problems.LOCAL_FAILURE)
+        raise RuntimeError("the app's function replied an error")
     return reply
 
 

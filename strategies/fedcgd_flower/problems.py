@@ -25,17 +25,12 @@ RejectionReason = Literal[
 ]
 """Why a reply is not in the sum."""
 
-# All that a node says whose training failed.
-LOCAL_FAILURE, NOT_FINITE, ANOTHER_MODEL = (
-    "local training failed",
-    "the update is not finite",
-    "the reply is another model",
-)
-_BY_TEXT: dict[str, RejectionReason] = {
-    NOT_FINITE: "not finite",
-    ANOTHER_MODEL: "wrong arrays",
-    LOCAL_FAILURE: "training failed",
+_OF_NODES: dict[str, RejectionReason] = {
+    "training failed": "training failed",
+    "not finite": "not finite",
+    "wrong arrays": "wrong arrays",
 }
+"""All that a node says whose training failed."""
 _BY_CODE: dict[int, RejectionReason] = {
     3: "node lost",  # its message, its reply or the node itself is not available
     4: "node lost",
@@ -47,7 +42,7 @@ _BY_CODE: dict[int, RejectionReason] = {
 
 def rejection_reason(error: Error) -> RejectionReason:
     """Why a node answered with an error. Its text may tell about users' data: it is compared, and never logged."""
-    return _BY_CODE.get(error.code) or _BY_TEXT.get(error.reason or "", "client error")
+    return _BY_CODE.get(error.code) or _OF_NODES.get(error.reason or "", "client error")
 
 
 NOT_FINITE_WORDS = (

@@ -115,10 +115,8 @@ class TrainingRounds:
         self.inner_settings = inner_settings(settings.inner)
         """Those of the inner strategy, as they were when the ledger was opened."""
         self._plan, self._cohort_size = plan, settings.cohort.size
-        self._epsilon_planned = plan.guarantee().epsilon
         self._state = b""  # of the inner strategy at the last release, and what it has made of the configuration
         self._config: EditedConfig | None = None
-        self._checked = False
         self._begun = False
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
@@ -180,7 +178,6 @@ class TrainingRounds:
             self._inner_request(arrays, self.layout(arrays), config)
         finally:
             self._put_back()
-        self._checked = True
 
     def _inner_request(
         self, arrays: ArrayRecord, layout: Layout, given: ConfigRecord
@@ -206,8 +203,6 @@ class TrainingRounds:
                 "a plan and a key of its own: fedcgd ledger compose says what both cost together"
             )
         layout = self.layout(arrays)
-        if not self._checked:
-            self.check_inner(arrays, config)
         chosen = self.selector.wait_for(round, grid, self.directory, self.ledger, self.noise)
         if isinstance(chosen, str):
             return self._skip(chosen, "too few users that may take part were reachable")
@@ -252,15 +247,14 @@ class TrainingRounds:
         return []
 
     def aggregate(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
+        """The inner strategy's next model after the noised mean of the replies, and how its clip norm adapted, if it does.
+
+        (None, None) without release.
+        """
         pending = self._pending
         if pending is None:
             return None, None
-        round = pending.task.round + 1
-        epsilon = self._plan.quick_guarantee(released=round).epsilon
-        metrics = MetricRecord(
-            {"epsilon": epsilon, "epsilon-planned": self._epsilon_planned, "delta": self._plan.delta, "releases": round}
-        )
+        round, metrics = pending.task.round + 1, MetricRecord()
         try:
             stepped = inner_step(self.settings.inner, round, self._noised_model(replies, pending, metrics))
             released = self._release(pending, stepped, metrics)
@@ -271,7 +265,6 @@ class TrainingRounds:
             self.abort_round("it could not be released")
             raise
         self._begun, self._pending = False, None
-        self.report.add_epsilon(epsilon, self._plan.delta)
         return released, metrics
 
     def _noised_model(self, replies: Iterable[Message], pending: PendingRound, metrics: MetricRecord) -> ArrayRecord:
@@ -331,7 +324,7 @@ class TrainingRounds:
         released = flatten(stepped, layout)
         state = saved_state(self.settings.inner, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self.record.record(pending.task.attempt, released.data, state, layout.to_json(), metrics)
+        self.record.record(pending.task.attempt, released.data, state, layout.to_json(), metrics or None)
         self._state, self._config = state, pending.config
         self.clip_norm = cast(float, metrics.get("next-clip-norm", self.clip_norm))
         return unflatten(released, layout)

@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -144,8 +144,12 @@ class RunLoop:
         run = self.rounds.resume()
         result = RunResult(initial_arrays, planned=plan.participation.rounds)
         self._count(result)
-        result.train_metrics_clientapp |= self._recorded("train")
-        result.evaluate_metrics_serverapp |= self._recorded("evaluate")
+        ledger = self.rounds.ledger
+        consumed = {opened.round + 1 for opened in ledger.openings() if opened.state == "spent"}
+        clipping, measured = ledger.metrics("train"), ledger.metrics("evaluate")
+        for release in sorted(set(range(1, self.rounds.releases + 1)) - consumed):
+            result.train_metrics_clientapp[release] = self._with_epsilon(release, clipping.get(release, {}))
+        result.evaluate_metrics_serverapp |= {release: MetricRecord(kept) for release, kept in measured.items()}
         if self.evaluator is not None:
             result.evaluate_metrics_clientapp |= self.evaluator.released()
         # Before the first release too: what it refuses is refused before any work.
@@ -239,12 +243,17 @@ class RunLoop:
         if released is None or metrics is None:
             return False
         result.arrays = released
+        metrics = self._with_epsilon(rounds.releases, metrics)
         result.train_metrics_clientapp[rounds.releases] = metrics
+        rounds.report.add_epsilon(cast(float, metrics["epsilon"]), rounds.settings.plan.delta)
         return True
 
-    def _recorded(self, kind: str) -> dict[int, MetricRecord]:
-        """The metrics of this kind that the ledger has kept, by release."""
-        return {release: MetricRecord(kept) for release, kept in self.rounds.ledger.metrics(kind).items()}
+    def _with_epsilon(self, release: int, metrics: Mapping[str, Any]) -> MetricRecord:
+        """`metrics` of a release after the ε spent by then, which follows from the plan: no release waits for it."""
+        plan = self.rounds.settings.plan
+        epsilon, planned = plan.quick_guarantee(released=release).epsilon, plan.guarantee().epsilon
+        spent = {"epsilon": epsilon, "epsilon-planned": planned, "delta": plan.delta, "releases": release}
+        return MetricRecord({**metrics, **spent})
 
     def _count(self, result: RunResult) -> None:
         result.spent = self.rounds.spent

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.run import discard_unused
-from fedcgd.ledger.run_composition import EVALUATION
+from fedcgd.ledger.store import EVALUATION
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd.support.records import MEMORY
@@ -154,7 +154,7 @@ class RunSettings:
         return secret and not self.trusted_nodes and not self.key.simulated
 
     def configuration(self) -> dict[str, Any]:
-        """What the ledger compares when the run goes on, beside the plan."""
+        """What the ledger compares when the run goes on, next to the plan."""
         # With another identity, people would get other ids, and turns beyond their k.
         described: dict[str, Any] = {"cohort_size": self.cohort.size, "identity": self.identity}
         described["inner"] = settings(self.inner)
@@ -335,14 +335,14 @@ class CorrelatedNoise(RunSettings, Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The inner strategy's next model after the noised mean of the replies, and the ε spent.
+        """The inner strategy's next model after the noised mean of the replies, and how its clip norm adapted, if it does.
 
         Args:
             server_round: not used: the ledger knows the round.
             replies: those to the messages of `configure_train`.
 
         Returns:
-            The released model and its metrics; (None, None) if nothing is released.
+            The released model and those metrics; (None, None) if nothing is released.
         """
         return self._rounds.aggregate(replies)
 

@@ -12,9 +12,9 @@ from fedcgd.accounting import gaussian
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.guarantee import Bound, Proof
-from fedcgd.accounting.random_participation import search
+from fedcgd.accounting.random_participation import monte_carlo
+from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.random_participation.remove import RemoveSampler
-from fedcgd.accounting.random_participation.search import Problem
 
 GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
 
@@ -104,7 +104,7 @@ def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float
     """Two bins of overlap 0.6, by quadrature; the last is below 10⁻²⁰."""
     problem = Problem(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
     known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), Proof("known rounds"))
-    found = search.delta(problem, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
+    found = monte_carlo.delta(problem, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
     assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= known.value
 
 

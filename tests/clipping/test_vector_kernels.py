@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 
 from fedcgd.native import vector_kernels as module
-from fedcgd.native.vector_kernels import (
-    CHUNK,
-    LANES,
-    NUMPY,
-    aligned,
-    compiled,
-    kernels,
-    squared_distance,
-    sum_of_lanes,
-)
+from fedcgd.native.vector_kernels import CHUNK, LANES, NUMPY, aligned, compiled, squared_distance, sum_of_lanes
 
 FORMS = {"numpy": NUMPY, "machine code": compiled()}
 LENGTHS = [0, 1, LANES - 1, LANES, LANES + 1, 5 * LANES + 3, CHUNK - 1, CHUNK, 2 * CHUNK + 3 * LANES + 5]
@@ -122,16 +113,3 @@ def test_what_is_not_finite_never_has_a_finite_distance(form: str, monkeypatch: 
             a, b = np.ones((2, CHUNK + 10), np.float32)
             a[place], b[place] = x, y
             assert np.isfinite(squared_distance(a, b)) == (np.isfinite(x) and np.isfinite(y)), (x, y)
-
-
-def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled.cache_clear()
-
-    def no_library(*_: object) -> None:
-        raise OSError("it was not built")
-
-    monkeypatch.setattr(module, "library", no_library)
-    try:
-        assert kernels() is NUMPY
-    finally:
-        compiled.cache_clear()

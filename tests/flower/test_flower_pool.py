@@ -258,7 +258,7 @@ def test_what_training_raises_stays_on_the_node_with_its_text(kind: str, caplog:
     node = mod_node(fail) if kind == "mod" else hosting(["ann"], fail)
     node.tamper = keep
     assert ask(FakeGrid({1: node}), 1, ("ann",)) == "training failed"
-    assert arrived[0].error.reason == "local training failed"
+    assert arrived[0].error.reason == "training failed"
     assert "4711" not in str(arrived[0]) + caplog.text
     assert "in fail" in caplog.text  # where to look
 

@@ -69,7 +69,7 @@ def test_causes_are_told_apart_and_a_hint_comes_once(caplog: pytest.LogCaptureFi
     for i, tamper in enumerate(
         [
             failing(5, "node unavailable"),
-            failing(2, "local training failed"),
+            failing(2, "training failed"),
             failing(2, "KeyError: 'arrays' of patient 17"),
             lambda q, r: None if is_training(q) else r,
         ]
@@ -177,7 +177,7 @@ def test_a_release_that_nobody_answered_is_a_warning(caplog: pytest.LogCaptureFi
     """With a sampling nothing may depend on who answers, so that ε is spent; the operator has to hear it."""
     grid = two_nodes()
     for one in grid.nodes.values():
-        one.tamper = failing(2, "local training failed")
+        one.tamper = failing(2, "training failed")
     coins = Participation(rounds=3, sampling="poisson", sampling_rate=0.9)
     make(participation=coins, mechanism=DPSGD()).start(grid, record(np.zeros(SIZE)))
     said = [entry for entry in caplog.records if entry.getMessage().startswith("[ROUND ")]

@@ -14,12 +14,10 @@ from gpu_runs import tf32, train
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcgd.clipping import gpu_code as clipping_gpu_code
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
-from fedcgd.noise import gpu_code
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, arrays_of, one_gradient_step
 from fedcgd_simulations.local_training import LocalTraining, train_many, train_one
@@ -142,46 +140,3 @@ def test_curvature() -> None:
 
     expected, found = both(answer)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
-
-
-class Launches:
-    """Stands for a kernel: notes on which tensor's device it was launched."""
-
-    def __init__(self) -> None:
-        self.current, self.on = None, []
-
-    def __getitem__(self, grid):
-        return lambda *given, **options: self.on.append(self.current)
-
-    def device_of(self, tensor: Tensor):
-        launches = self
-
-        class Current:
-            def __enter__(self) -> None:
-                launches.current = tensor
-
-            def __exit__(self, *_: object) -> None:
-                launches.current = None
-
-        return Current()
-
-
-def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton launches on the current device: for tensors on another one that would be a fault, or another device's memory."""
-    launches = Launches()
-    monkeypatch.setattr(torch.cuda, "device_of", launches.device_of)
-    monkeypatch.setattr(gpu_code, "_noise", launches)
-    monkeypatch.setattr(gpu_code, "_tile_hashes", launches)
-    monkeypatch.setattr(clipping_gpu_code, "_squares", launches)
-    monkeypatch.setattr(clipping_gpu_code, "_accumulate", launches)
-    total, key = torch.zeros(10, dtype=torch.int64), np.zeros(8, np.uint32)
-    gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
-    gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
-    gpu_code.fill_normals(total, 0, key)
-    gpu_code.tile_hashes(total, torch.ones(1, 16, dtype=torch.int64))
-    assert len(launches.on) == 4
-    assert all(tensor is total for tensor in launches.on)
-    rows = torch.ones(2, 10)
-    clipping_gpu_code.squares(rows)
-    clipping_gpu_code.accumulate(rows, torch.ones(2, dtype=torch.float64), torch.zeros(10, dtype=torch.int64))
-    assert [tensor is rows for tensor in launches.on[4:]] == [True, True]

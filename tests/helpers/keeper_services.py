@@ -57,7 +57,8 @@ class Services:
             for name in self.names
         ]
         self.file = folder / "keepers.toml"
-        self.file.write_text(Keepers(cards=tuple(cards), colluding=colluding).to_toml())
+        # Of two nodes, one may host a whole cohort.
+        self.file.write_text(Keepers(cards=tuple(cards), colluding=colluding, nodes=1).to_toml())
         self.keepers = Keepers.from_file(self.file, tls=self.tls("server"))
 
     def key(self, name: str) -> Path:

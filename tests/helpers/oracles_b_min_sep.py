@@ -60,7 +60,7 @@ def deltas(
     return removing, adding
 
 
-def monte_carlo(
+def independent_monte_carlo(
     c: np.ndarray, separation: int, rate: float, sigma: float, epsilon: float, *, draws: int, seed: int
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """δ of removing and of adding with their standard errors: draws from P and from Q, C with at most

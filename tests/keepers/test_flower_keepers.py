@@ -119,6 +119,8 @@ def test_adaptive_clipping_goes_on_after_a_spent_round(real: RealKeepers) -> Non
         assert (strategy.clip_norm, strategy.releases) == (norm, 3)
     with real.make(adaptive_clipping=AdaptiveClipping(count_noise=0.5), noise_multiplier=0.5, cohort_size=4) as again:
         assert (again.clip_norm, again.releases) == (norm, 3)
+        result = again.start(grid, record(np.zeros(SIZE)), num_rounds=0)
+    assert {number: len(told) for number, told in result.train_metrics_clientapp.items()} == {1: 7, 2: 7}
 
 
 def fail_once(grid: FakeGrid, node_id: int, *, round: int) -> None:

@@ -9,7 +9,7 @@ from fedcgd.accounting.b_min_sep.law import BMinSepLaw
 from fedcgd.accounting.bounds import by_blocks, by_coins, largest_singular_value
 from fedcgd.accounting.random_participation.accountant import SecretRoundsAccountant
 from fedcgd.accounting.random_participation.columns import Columns, columns_of
-from fedcgd.accounting.random_participation.search import Problem
+from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.sampled import Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector

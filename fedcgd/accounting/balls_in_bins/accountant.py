@@ -9,7 +9,7 @@ from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.bounds import by_norm, largest_singular_value
 from fedcgd.accounting.random_participation.accountant import SecretRoundsAccountant
 from fedcgd.accounting.random_participation.columns import columns_of
-from fedcgd.accounting.random_participation.search import Problem
+from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.sampled import OneOf, Sampled
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation

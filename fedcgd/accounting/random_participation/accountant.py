@@ -10,8 +10,8 @@ from fedcgd.accounting.amplified import SampledAccountant
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION, Bound, Guarantee, Proof
-from fedcgd.accounting.random_participation import search
-from fedcgd.accounting.random_participation.search import Problem
+from fedcgd.accounting.random_participation import monte_carlo
+from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.sampled import LARGEST_MULTIPLIER, Profile, Sampled
 
 
@@ -36,7 +36,7 @@ class SecretRoundsAccountant(SampledAccountant):
         rounds = self.participation.rounds
         known = gaussian.sigma(epsilon=epsilon, delta=delta) * self.gaussian_mu(1.0, rounds).value
         problem = self.problem(known, rounds)
-        found = known if problem is None else search.propose(problem, known, epsilon=epsilon, delta=delta)
+        found = known if problem is None else monte_carlo.propose(problem, known, epsilon=epsilon, delta=delta)
         return found if found < known else self._least_sigma(epsilon, delta).value
 
     def quick_epsilon(self, whole: Guarantee, released: int) -> Guarantee:

@@ -1,4 +1,4 @@
-"""Low-rank adaptation (LoRA, arXiv:2106.09685): a big layer stays as it is, and a small product is trained beside it."""
+"""Low-rank adaptation (LoRA, arXiv:2106.09685): a big layer stays as it is, and a small product is trained next to it."""
 
 import math
 from collections.abc import Callable

@@ -63,7 +63,7 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """One layer: attention and a two-layer perceptron, each after a LayerNorm and beside a shortcut."""
+    """One layer: attention and a two-layer perceptron, each after a LayerNorm and next to a shortcut."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """x + conv(act(norm(conv(act(norm(x)))))), with a 1 × 1 convolution beside it where the shape changes."""
+    """x + conv(act(norm(conv(act(norm(x)))))), with a 1 × 1 convolution next to it where the shape changes."""
 
     def __init__(self, channels: int, width: int, stride: int, groups: int) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ def load(data_dir: Path | None) -> Data:
         raise ValueError(f"no examples were found: name by data-dir or ${DATA_VARIABLE} a folder with {_FILES}")
     known, test = _read(folder, "", "data"), _read(folder, "test-", "test")
     if known is None:
-        raise ValueError(f"{folder} has no labels.npy beside inputs.npy; it must hold {_FILES}")
+        raise ValueError(f"{folder} has no labels.npy next to inputs.npy; it must hold {_FILES}")
     if test is None:
         test, known = split(known, max(1, len(known) // 5), seed=1)
     validation, train = split(known, max(1, len(known) // 10), seed=0)

@@ -32,7 +32,7 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.support.untrusted import conform, parse_json
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.layout import view
-from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, question_of, read_flat
+from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, read_flat
 from fedcgd_flower.problems import RejectionReason
 
 
@@ -193,12 +193,12 @@ def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask, users: int
     return task.clipping.bounded(values, parameters, users)
 
 
-def answer_question(message: Message, context: Context, keepers: Keepers | None) -> Message:
-    """The reply to a question to a keeper; `question_of` says whether a message is one."""
+def answer_question(message: Message, question: str, context: Context, keepers: Keepers | None) -> Message:
+    """The reply to a `question` to a keeper."""
     answer, key_file = None, context.node_config.get(CONFIGURED)
     if keepers is not None and isinstance(key_file, str) and key_file:
         request = message.content.config_records[KEEPERS].get("request")
         asked = request if isinstance(request, bytes) else b""
-        answer = service.answer(Path(key_file), keepers, question_of(message) or "", asked)
+        answer = service.answer(Path(key_file), keepers, question, asked)
     flat = Array(np.frombuffer(answer or b"", np.uint8))
     return Message(RecordDict({UPDATE: ArrayRecord({FLAT: flat})}), reply_to=message)

@@ -26,7 +26,7 @@ class Waits:
     logged_every: float = 30.0  # between lines about keepers that are waited for
     answer: float = 120.0  # until a keeper is asked the same once more
     proof: float = 10.0  # until a service counts as away
-    most_words: int = 2**20  # bytes of a service's answer beside the residues
+    most_words: int = 2**20  # bytes of a service's answer next to the residues
 
 
 WAITS = Waits()
@@ -89,7 +89,7 @@ class Transport(ABC):
 
 
 class SimulatedKeepers(Transport):
-    """Simulated keepers, in the server's own process; their records lie beside the ledger, or in memory without one."""
+    """Simulated keepers, in the server's own process; their records lie next to the ledger, or in memory without one."""
 
     def __init__(self, keepers: Keepers, ledger: Path | None, *, new: bool) -> None:
         super().__init__(keepers)
@@ -139,7 +139,7 @@ class KeeperNodes(Transport):
         answers: dict[str, Answer] = {}
         for name, reply in zip(asked, send_and_receive(grid, requests, within) if requests else [], strict=True):
             answers[name] = None if reply is None else answer_from_bytes(read_answer(reply), agreement)
-            if answers[name] is None:  # gone, or failing: whoever has its key may come back as another node
+            if answers[name] is None:  # gone, or failing: the holder of its key may come back as another node
                 del self._nodes[name]
         return answers
 

@@ -27,7 +27,7 @@ LEAST_EPSILON = 1e-6
 
 
 def failure_probability(delta: float) -> float:
-    """β for this δ: small beside it, and beside all the questions that anybody asks."""
+    """β for this δ: small compared with it, and with all the questions that anybody asks."""
     return min(1e-12, delta / 100)
 
 
