@@ -29,6 +29,8 @@ from fedcgd.cli.commands import COMMANDS, KEEPER_COMMANDS, LEDGER_COMMANDS
 from fedcgd.cli.declare import WholeNumber
 from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
+from fedcgd.ledger import verify
+from fedcgd.ledger.statement import NO_GUARANTEE
 from fedcgd.optimisation.catalogue import TABLE
 from fedcgd.quadratic import Spectrum
 
@@ -302,9 +304,15 @@ def test_a_forged_record_has_exit_code_1(tmp_path: Path) -> None:
     recorded_run(path, tmp_path / "noise.key")
     assert path.name in "".join(shown(run("ledger", "show", path)).split())  # a name with brackets is a name
     edit(path, "UPDATE users SET participations = 7")
-    result = run("ledger", "verify", path)
-    assert result.exit_code == 1
-    assert "Problem" in result.output
+    [problem] = verify(path).problems
+    for words, code, told in (
+        (("ledger", "show"), 0, f"problem {problem}"),
+        (("ledger", "verify"), 1, f"{problem} {NO_GUARANTEE}"),
+        (("report", "-o", tmp_path / "report.md"), 1, NO_GUARANTEE),
+    ):
+        result = run(*words, path)
+        assert result.exit_code == code
+        assert "".join(told.split()) in "".join(shown(result).split())
 
 
 @pytest.mark.parametrize(
