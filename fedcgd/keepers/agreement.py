@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcgd.accounting.shares import NoiseShares, check_rounding
 from fedcgd.keepers.cards import SUITE_NAME, Keepers
-from fedcgd.ledger.run_composition import with_evaluations
+from fedcgd.ledger.verification import with_evaluations
 from fedcgd.mechanisms import Mechanism, Normalized, Toeplitz
 from fedcgd.noise import STREAM
 from fedcgd.plan import Plan

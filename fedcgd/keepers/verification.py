@@ -7,8 +7,7 @@ from typing import Any
 from fedcgd.keepers.agreement import EVALUATION, TRAINING
 from fedcgd.keepers.record import Recorded
 from fedcgd.ledger.attempts import RecordedOpening, read_openings
-from fedcgd.ledger.run_composition import evaluation_ledger
-from fedcgd.ledger.store import KEEPERS, reader, stored_run
+from fedcgd.ledger.store import KEEPERS, evaluation_ledger, reader, stored_run
 from fedcgd.plan import PLAN_FORM
 from fedcgd.support.untrusted import Optional, clean, parse_json
 

@@ -216,12 +216,9 @@ def _check_key(key_file: Path, run: StoredRun) -> None:
         if NoiseKey.from_file(key_file).fingerprint != run.defined.key_fingerprint:
             raise refuse("another-key-to-seal", path=key_file, fingerprint=run.defined.key_fingerprint)
         return
-    if runs_file(key_file).exists():
-        with closing(Registry(runs_file(key_file))) as registry:
-            known = registry.run(run.stream_id)
-        if known is not None and known.sealed is not None:
-            return
-    raise refuse("no-key-to-seal", path=key_file)
+    register = runs_file(key_file)
+    if not (register.exists() and any(one.sealed for one in read_register(register) if one.stream_id == run.stream_id)):
+        raise refuse("no-key-to-seal", path=key_file)
 
 
 def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:

@@ -14,15 +14,7 @@ import numpy as np
 from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.attempts import ParticipationCounter, RecordedOpening
 from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
-from fedcgd.ledger.store import (
-    FORMAT,
-    RunLock,
-    RunSettings,
-    checkpoint,
-    connect,
-    stored_run,
-    write_run,
-)
+from fedcgd.ledger.store import RunLock, RunSettings, checkpoint, connect, stored_run, write_run
 from fedcgd.ledger.texts import refuse
 from fedcgd.noise.keys import NONCE_BYTES, NoiseKey, runs_file
 from fedcgd.participation.cohorts import check_round
@@ -434,8 +426,6 @@ def discard_unused(key: NoiseKey) -> None:
 
 def _check_same(connection: sqlite3.Connection, path: str, defined: RunSettings, key: NoiseKey) -> None:
     """Raise ValueError, with what differs, unless the ledger is that of a run of these settings and `key`, and not sealed."""
-    if connection.execute("SELECT format FROM run").fetchone() != (FORMAT,):
-        raise refuse("another-version", path=path, format=FORMAT)
     stored = stored_run(connection)
     if stored.sealed is not None:
         raise refuse("sealed", path=path, sealed=stored.sealed)

@@ -14,8 +14,7 @@ from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta, rounded_up
-from fedcgd.ledger.run_composition import BUDGET, EVALUATION_OF
-from fedcgd.ledger.store import reader, stored_run, unpack_ids
+from fedcgd.ledger.store import BUDGET, EVALUATION_OF, reader, stored_run, unpack_ids
 from fedcgd.ledger.texts import finding, refuse
 from fedcgd.ledger.verification import RecordedKeepers, Verification, verify
 from fedcgd.participation import Participation

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from fedcgd.support.records import check_tables, make_tables, now, open_file, re
 from fedcgd.support.untrusted import MalformedError, Optional, clean, inflate, parse_json
 
 FORMAT = 4
+_EARLIER = 3
+_FORWARDED = """SELECT 1 FROM metrics WHERE kind = 'evaluate on clients'
+    UNION SELECT 1 FROM run WHERE configuration LIKE '%"forward_client_metrics": true%'"""
 
 USERS = """CREATE TABLE users (
     id INTEGER PRIMARY KEY,
@@ -99,13 +102,18 @@ CREATE TABLE places (at TEXT NOT NULL, released INTEGER NOT NULL, inode INTEGER 
 CREATE TABLE notes (name TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT
 """
 
-KEEPERS = "keepers"  # in a run's configuration: how many, how many may collude or be away, and who they are
+BUDGET = (
+    "budget"  # in a run's configuration: the joint ε and δ, and the plans of the earlier runs that count, by their ids
+)
+EVALUATION = "evaluation"  # in the training's: the plan of its evaluations, and what is measured
+EVALUATION_OF = "evaluation_of"  # in the evaluations': the stream of the training
+KEEPERS = "keepers"  # how many, how many may collude or be away, and who they are
 MOST_KEEPERS = 64
 
 _CONFIGURATION: dict[Any, Any] = {
-    "budget": Optional({"epsilon": float, "delta": float, "after": {str: dict}}),
-    "evaluation": Optional({"plan": dict, str: object}),
-    "evaluation_of": Optional(str),
+    BUDGET: Optional({"epsilon": float, "delta": float, "after": {str: dict}}),
+    EVALUATION: Optional({"plan": dict, str: object}),
+    EVALUATION_OF: Optional(str),
     KEEPERS: Optional({"keepers": {str: str}, "colluding": int, "away": int, "digest": str, str: object}),
     "cohort_size": Optional(int),
     str: object,
@@ -162,6 +170,17 @@ class StoredRun:
         return found
 
 
+def evaluation_ledger(path: Path) -> Path:
+    """Where the evaluations of the run recorded at `path` are recorded."""
+    return path.with_name(f"{path.name}.evaluation")
+
+
+def evaluation_plan(configuration: Mapping[str, Any]) -> Plan | None:
+    """The plan of the evaluations of a run with this configuration; None if it has none."""
+    found = configuration.get(EVALUATION)
+    return None if found is None else Plan.from_description(found["plan"])
+
+
 def stored_run(connection: sqlite3.Connection) -> StoredRun:
     """The run of a ledger. Raises sqlite3.OperationalError for another kind of file, which lacks some of the columns."""
     columns = "plan, configuration, key_fingerprint, simulated, configuration_hash, stream_id, created, sealed"
@@ -183,7 +202,44 @@ def write_run(connection: sqlite3.Connection, defined: RunSettings, stream_id: s
 
 def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
-    return open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
+
+    def prepare(connection: sqlite3.Connection) -> None:
+        if not make_tables(connection, _SCHEMA):
+            _migrate(connection, path)
+
+    return open_file(path, "a ledger", prepare)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path | str, schema: str = "main") -> None:
+    """Let a ledger of format 3 be one of today, inside the caller's transaction, so that a kill leaves the old one or the new.
+
+    Drafts of that format lack tables. What it says that none of today can is refused.
+
+    Args:
+        connection: of the ledger, which is left alone if it is one of today.
+        path: what messages call it.
+        schema: where tables are made: in the ledger, or in "temp", by a reader, for whom nothing else is done.
+    """
+    formats = connection.execute("SELECT format FROM run").fetchall()
+    if formats == [(FORMAT,)]:
+        return
+    if formats != [(_EARLIER,)] and (formats or schema == "temp"):
+        raise refuse("another-version", path=path, format=FORMAT)
+    check_tables(connection, _SCHEMA)
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    unsaid = {"forwarded metrics of clients without noise, which no ε covers": _FORWARDED}
+    if "adoptions" in tables:
+        unsaid["was declared the latest ledger of a run that had lost its register"] = "SELECT 1 FROM adoptions"
+    for what, query in unsaid.items():
+        if connection.execute(query).fetchone():
+            raise refuse("earlier-version", path=path, what=what)
+    # Of indices drafts lack only those for rounds of keepers, which they could not have.
+    for statement in _SCHEMA.split(";"):
+        kind, name = statement.split()[1:3]
+        if kind == "TABLE" and name not in tables:
+            connection.execute(statement.replace("TABLE ", f"TABLE {schema}.", 1))
+    if schema == "main":
+        connection.execute("UPDATE run SET format = ?", (FORMAT,))
 
 
 def write_notes(path: Path | str, notes: Mapping[str, str]) -> None:
@@ -210,8 +266,9 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
     try:
         with read_only(path, immutable=unused) as connection:
             connection.execute("BEGIN")
-            if connection.execute("SELECT format FROM run").fetchall() != [(FORMAT,)]:
-                raise refuse("another-version", path=path, format=FORMAT)
+            connection.execute("PRAGMA query_only = OFF")  # of tables in memory; the file is open for reading only
+            _migrate(connection, path, "temp")
+            connection.execute("PRAGMA query_only = ON")
             check_tables(connection, _SCHEMA)
             yield connection
             if unused and (_in_use(path) or path.stat().st_mtime_ns != changed):

@@ -62,6 +62,8 @@ REFUSALS = {
     # Files that are no ledger, or not this run's
     "no-ledger": "there is no ledger at {path}",
     "another-version": "{path} holds no run, or one of another version of fedcgd (this one reads format {format})",
+    "earlier-version": "{path} is of an earlier version of fedcgd, and {what}: this version cannot say that. Read it with the "
+    "version that wrote it, and count all of its plan",
     "came-into-use": "{path} came into use while it was read; try again",
     "unreadable-while-in-use": f"{_CANNOT}; its run goes on or was killed: copy it and its -wal file to where you may write",
     "unreadable": f"{_CANNOT}; give the run's ledger, not a key or a model. If no whole copy is left, all of its plan counts",

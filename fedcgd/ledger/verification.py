@@ -3,29 +3,25 @@
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcgd.accounting import ADJACENCY, Guarantee, JointGuarantee, gaussian
+from fedcgd.accounting import ADJACENCY, Guarantee, JointGuarantee, PastRun, compose, gaussian
 from fedcgd.accounting.guarantee import large_delta, rounded_up
 from fedcgd.accounting.shares import KeeperGuarantee, NoiseShares, guarantees_by_collusion
 from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.registry import read_register
-from fedcgd.ledger.run_composition import (
+from fedcgd.ledger.store import (
     BUDGET,
     EVALUATION_OF,
-    evaluation_plan,
-    with_evaluations,
-    with_evaluations_by_collusion,
-)
-from fedcgd.ledger.store import (
     KEEPERS,
     MOST_KEEPERS,
     StoredRun,
+    evaluation_plan,
     reader,
     stored_run,
     unpack_ids,
@@ -210,6 +206,32 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         problems=tuple(one for one in found if one.reason in PROBLEMS),
         notes=tuple(one for one in found if one.reason in NOTES),
     )
+
+
+def with_evaluations(training: Plan, evaluations: Plan) -> JointGuarantee:
+    """ε of a whole training and all its planned evaluations, for a user who is in both, at the training's δ."""
+    return compose([past(training), past(evaluations)], delta=training.delta)
+
+
+def past(plan: Plan, *, known: bool = False) -> PastRun:
+    """A whole run as planned; `known` counts secret rounds as known ones."""
+    participation = plan.participation
+    if known and participation.is_secret:
+        participation = replace(participation, sampling="none", sampling_rate=None, warm_start=True)
+    return PastRun(mechanism=plan.mechanism, participation=participation, noise_multiplier=plan.noise_multiplier)
+
+
+def with_evaluations_by_collusion(training: Plan, evaluations: Plan, shares: NoiseShares) -> tuple[float, ...]:
+    """ε of `with_evaluations` against the server with 0, 1, … all keepers; ∞ where no share of the noise is left."""
+
+    def left(plan: Plan, colluding: int) -> Plan:
+        return replace(plan, noise_multiplier=shares.noise_multiplier(plan.noise_multiplier, colluding=colluding))
+
+    found = []
+    for colluding in range(shares.keepers + 1):
+        plans = left(training, colluding), left(evaluations, colluding)
+        found.append(math.inf if any(plan.noiseless for plan in plans) else with_evaluations(*plans).epsilon)
+    return tuple(found)
 
 
 _OF_MODELS = {"model-changed": "model-differs", "model-missing": "model-not-there"}

@@ -23,7 +23,8 @@ NONCE_BYTES = 16
 
 _BYTES = 32
 _WITH_RECORD = "# made together with record {}, in a file next to it: keep the two together"
-_NAMED = re.compile(r"^# made together with record ([0-9a-f]{32}),", re.MULTILINE)
+# Keys of earlier versions say that they have a register, and not which.
+_NAMED = re.compile(r"^# made together with (?:record ([0-9a-f]{32})|a register of its runs),", re.MULTILINE)
 
 
 class NoiseKey:
@@ -52,7 +53,7 @@ class NoiseKey:
             raise ValueError(f"a key has {_BYTES} bytes (256 bits), got {len(root)}; NoiseKey.generate() makes one")
         self._root = bytes(root)
         self._runs = runs
-        self._record: str | None = None  # the name of the one that it was made with
+        self._record: str | None = None  # the name of the one that it was made with; "" if it does not say which
         self._made: tuple[Path, str] | None = None  # the file that was made for it, and when
         self._simulated = False
 
@@ -102,7 +103,7 @@ class NoiseKey:
             text = file.read()
         key = NoiseKey(_from_hex(text, f"key file {path}"), runs=runs)
         named = _NAMED.search(text)
-        key._record = named[1] if named else None
+        key._record = named and (named[1] or "")
         key._made = made
         return key
 

@@ -19,7 +19,10 @@ from fedcgd.support.files import check_private, sync_folder
 from fedcgd.support.untrusted import MalformedError
 
 MEMORY = ":memory:"
-_FIRST_LINE = "CREATE TABLE record (name TEXT NOT NULL) STRICT"
+_FIRST_LINE = "CREATE TABLE IF NOT EXISTS record (name TEXT NOT NULL) STRICT"
+_UNNAMED = """SELECT 1 FROM sqlite_schema AS t, pragma_table_info(t.name) AS c
+    WHERE t.name IN ('run', 'runs') AND c.name = 'stream_id'"""
+"""A row for ledgers and registers of an earlier version, which had no first line."""
 _STEPS = 100_000  # of SQLite's machine, between two looks at how many there were
 
 
@@ -63,21 +66,22 @@ def make_record(path: Path) -> None:
     """Make an SQLite file with its first line, a name that tells it from one that is made anew, unless there is a file.
 
     A reader sees no file or a whole one, readable by its owner only, and of two makers the first wins. So a file without a
-    line was emptied.
+    line was emptied, or is of an earlier version: one that still has its tables is given a line.
 
     Args:
         path: the file; its folder is made too.
     """
     if path.exists():
+        with suppress(ValueError):  # which `record_name` says to whoever asks for it
+            if not record_name(path):
+                _write_name(path)
         return
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        with closing(sqlite3.connect(part)) as connection, connection:
-            connection.execute(_FIRST_LINE)
-            connection.execute("INSERT INTO record VALUES (?)", (secrets.token_hex(16),))
+        _write_name(part)
         with suppress(FileExistsError):
             path.hardlink_to(part)
     finally:
@@ -85,8 +89,16 @@ def make_record(path: Path) -> None:
     sync_folder(path.parent)
 
 
+def _write_name(path: Path) -> None:
+    with closing(sqlite3.connect(path, timeout=60.0, isolation_level=None)) as connection, transaction(connection):
+        connection.execute(_FIRST_LINE)
+        connection.execute(
+            "INSERT INTO record SELECT ? WHERE NOT EXISTS (SELECT 1 FROM record)", (secrets.token_hex(16),)
+        )
+
+
 def record_name(path: Path) -> str:
-    """The name in the first line of a record.
+    """The name in the first line of a record; "" for a ledger or register of an earlier version, until `make_record` names it.
 
     Raises ValueError, with what is wrong to stand after the file's name, if the file has no such line or is none of SQLite's.
     """
@@ -95,8 +107,11 @@ def record_name(path: Path) -> str:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
             _check_columns(connection, _FIRST_LINE)
             row = connection.execute("SELECT name FROM record").fetchone() if "record" in tables else None
+            unnamed = "record" not in tables and connection.execute(_UNNAMED).fetchone()
     except (sqlite3.DatabaseError, MalformedError) as error:
         raise ValueError(f"cannot be read: {error}") from error
+    if row is None and unnamed:
+        return ""
     if row is None:
         raise ValueError("is empty, which no record ever is: it was emptied, or another file was put in its place")
     return str(row[0])
@@ -217,7 +232,7 @@ def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection
         connection.execute("PRAGMA synchronous = FULL")
         with transaction(connection):
             prepare(connection)
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, MalformedError) as error:
         connection.close()
         if isinstance(error, sqlite3.OperationalError):
             raise

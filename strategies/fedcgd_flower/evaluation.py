@@ -17,7 +17,8 @@ from flwr.serverapp import Grid
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger import JointBudget, Ledger
-from fedcgd.ledger.run_composition import EVALUATION_OF, evaluation_ledger, with_evaluations
+from fedcgd.ledger.store import EVALUATION_OF, evaluation_ledger
+from fedcgd.ledger.verification import with_evaluations
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.plan import Plan
 from fedcgd.release import ReleaseProtocol

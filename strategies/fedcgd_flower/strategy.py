@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.run import discard_unused
-from fedcgd.ledger.run_composition import EVALUATION
+from fedcgd.ledger.store import EVALUATION
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd.support.records import MEMORY

@@ -229,14 +229,6 @@ def test_agrees_with_random_allocation_of_opake(sigma: float, target: float, the
     assert 0.99 * theirs < found.delta <= theirs
 
 
-def test_agrees_with_random_allocation_of_pld_accounting() -> None:
-    """PLD_accounting 2.0: gaussian_allocation_epsilon_range(delta=1e-4, sigma=1.6 / 3**0.5, num_steps=20,
-    epsilon_accuracy=0.01) gives ε between 1.4601190595 and 1.4686702908.
-    """
-    found = compute_epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4)
-    assert 1.4601190595 < found.epsilon < 1.4686702908
-
-
 def test_agrees_with_jax_privacy() -> None:
     """jax-privacy 2.0.0: the mean of (1 − e^(1 − L))₊ over 50 000 losses L from get_privacy_loss_sample(
     BallsInBinsSampling(iterations=60, cycle_length=20), 2.0, 0.5 ** np.arange(60.0), seed=1, positive_sample=True,

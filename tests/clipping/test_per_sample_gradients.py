@@ -33,43 +33,40 @@ def setting():
     return model, inputs, targets
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 16, 23])
+def clipped(model, inputs, targets, *, clip_norm=1.0, step=STEP, **options):
+    """(the sum in steps, how many were finite)"""
+    loss, flat = example_loss(model, cross_entropy), flatten(model)
+    return clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=clip_norm, grid=Lattice(step), **options)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 23])
 @pytest.mark.parametrize("clip_norm", [0.5, 2.0, 100.0])
 def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm, monkeypatch):
     model, inputs, targets = setting()
     monkeypatch.setattr(gradients, "rows_at_once", lambda size, device: chunk)
-    total, finite = clipped_gradient_sum(
-        example_loss(model, cross_entropy),
-        flatten(model),
-        (inputs, targets),
-        clip_norm=clip_norm,
-        grid=Lattice(STEP),
-    )
+    total, finite = clipped(model, inputs, targets, clip_norm=clip_norm)
     assert (finite, type(finite)) == (23, int)
     assert total.dtype == torch.int64
-    assert torch.allclose(
-        total.double() * STEP, clipped_sum(model, zip(inputs, targets, strict=True), clip_norm), atol=1e-5
-    )
+    expected = clipped_sum(model, zip(inputs, targets, strict=True), clip_norm)
+    assert torch.allclose(total.double() * STEP, expected, atol=1e-5)
 
 
 def test_an_entry_more_counts_who_was_within_the_norm():
     """As many examples as the median is above add as much as the others take away."""
     model, inputs, targets = setting()
-    loss, flat, grid = example_loss(model, cross_entropy), flatten(model), Lattice(STEP)
     alone = [
-        clipped_gradient_sum(loss, flat, (one[None], target[None]), clip_norm=1e6, grid=Lattice(2.0**-12))[0]
+        clipped(model, one[None], target[None], clip_norm=1e6, step=2.0**-12)[0]
         for one, target in zip(inputs, targets, strict=True)
     ]
     norms = torch.stack(alone).double().norm(dim=1) * 2.0**-12
     clip_norm = float(norms.sort().values[7:9].mean())
     assert int((norms < clip_norm).sum()) == 8
-    total, _ = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=clip_norm, grid=grid, indicator=1000)
+    total, _ = clipped(model, inputs, targets, clip_norm=clip_norm, indicator=1000)
     assert int(total[-1]) == 1000 * (8 - 15)
 
 
 def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch):
     model, inputs, targets = setting()
-    loss, flat = example_loss(model, cross_entropy), flatten(model)
     at_once = []
 
     def watched(total, parts, *settings):
@@ -77,9 +74,9 @@ def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch
         return add_clipped_rows(total, parts, *settings)
 
     monkeypatch.setattr(gradients, "add_clipped_rows", watched)
-    for entries, sizes in ((10 * flat.numel() + 1, [10, 10, 3]), (1, [1] * 23), (10**9, [23])):
+    for entries, sizes in ((10 * flatten(model).numel() + 1, [10, 10, 3]), (1, [1] * 23), (10**9, [23])):
         monkeypatch.setattr(gradients, "CHUNK_ENTRIES", entries)
-        clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Lattice(STEP))
+        clipped(model, inputs, targets)
         assert at_once == sizes
         at_once.clear()
 
@@ -110,39 +107,30 @@ def test_each_example_is_rounded_towards_zero_before_the_sum(form):
 
 def test_clipping_is_over_all_parameters_together():
     model, inputs, targets = setting()
-    loss = example_loss(model, cross_entropy)
     for x, y in zip(inputs, targets, strict=True):
-        total, _ = clipped_gradient_sum(loss, flatten(model), (x[None], y[None]), clip_norm=0.01, grid=Lattice(STEP))
+        total, _ = clipped(model, x[None], y[None], clip_norm=0.01)
         assert 0.01 * (1 - 1e-4) < float((total * STEP).norm()) <= 0.01
 
 
 def test_the_same_call_gives_the_same_bits():
     model, inputs, targets = setting()
-    first, second = (
-        clipped_gradient_sum(
-            example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=1.0, grid=Lattice(STEP)
-        )[0]
-        for _ in range(2)
-    )
+    first, second = (clipped(model, inputs, targets)[0] for _ in range(2))
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_an_example_that_is_not_finite_adds_nothing_and_is_not_counted(bad):
     model, inputs, targets = setting()
-    loss, flat = example_loss(model, cross_entropy), flatten(model)
-    others, _ = clipped_gradient_sum(loss, flat, (inputs[1:], targets[1:]), clip_norm=1.0, grid=Lattice(STEP))
+    others, _ = clipped(model, inputs[1:], targets[1:])
     inputs[0, 0, 2, 2] = bad
-    total, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Lattice(STEP))
+    total, finite = clipped(model, inputs, targets)
     assert finite == 22
     assert torch.allclose(total * STEP, others * STEP, atol=1e-6)
 
 
 def test_no_examples_give_zeros():
     model, inputs, targets = setting()
-    total, finite = clipped_gradient_sum(
-        example_loss(model, cross_entropy), flatten(model), (inputs[:0], targets[:0]), clip_norm=1.0, grid=Lattice(STEP)
-    )
+    total, finite = clipped(model, inputs[:0], targets[:0])
     assert finite == 0
     assert not total.any()
 
@@ -173,12 +161,11 @@ def test_norms_of_one_example_and_frozen_statistics_are_welcome():
 
 def test_bad_arguments_are_refused():
     model, inputs, targets = setting()
-    loss = example_loss(model, cross_entropy)
     for clip_norm in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="clip_norm"):
-            clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm, grid=Lattice(STEP))
+            clipped(model, inputs, targets, clip_norm=clip_norm)
     with pytest.raises(ValueError, match=r"\[23, 22\]"):
-        clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0, grid=Lattice(STEP))
+        clipped(model, inputs, targets[1:])
 
 
 @pytest.mark.parametrize("unit", [1.0, 0.25])

@@ -10,7 +10,6 @@ from fedcgd.native.vector_kernels import (
     NUMPY,
     aligned,
     compiled,
-    kernels,
     squared_distance,
     sum_of_lanes,
 )
@@ -122,16 +121,3 @@ def test_what_is_not_finite_never_has_a_finite_distance(form: str, monkeypatch: 
             a, b = np.ones((2, CHUNK + 10), np.float32)
             a[place], b[place] = x, y
             assert np.isfinite(squared_distance(a, b)) == (np.isfinite(x) and np.isfinite(y)), (x, y)
-
-
-def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled.cache_clear()
-
-    def no_library(*_: object) -> None:
-        raise OSError("it was not built")
-
-    monkeypatch.setattr(module, "library", no_library)
-    try:
-        assert kernels() is NUMPY
-    finally:
-        compiled.cache_clear()

@@ -2,44 +2,21 @@
 
 import math
 
-import mechanism_table
 import numpy as np
 import oracles_curvature as oracle
 import pytest
+from mechanism_table import ONE_OF_EACH
 from scipy.special import ellipk
 
 from fedcgd.curvature.stationary import optimal_error, stationary_error, stationary_loss, stationary_sensitivity
-from fedcgd.mechanisms import (
-    BISR,
-    BLT,
-    BSR,
-    DPSGD,
-    BandedToeplitz,
-    BandInvMF,
-    BinaryTree,
-    LambdaCGD,
-    Normalized,
-    NuDPFTRL,
-)
+from fedcgd.mechanisms import DPSGD, BinaryTree, LambdaCGD, Normalized, SquareRootToeplitz
 from fedcgd.mechanisms.toeplitz import Toeplitz
-from fedcgd.optimisation.toeplitz import band_inv_mf
-from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss
 
 WIDE = [1.0, 0.4, 0.1, 0.1, 0.02]
 RATE = 0.5
-SERIES = [
-    DPSGD(),
-    LambdaCGD(0.7),
-    NuDPFTRL(0.05),
-    BISR(4),
-    BSR(6),
-    BSR(40),
-    BandedToeplitz((1.0, 0.6, 0.4)),
-    BandInvMF((1.0, -0.6, 0.1)),
-    BLT((0.3, 0.2), (0.9, 0.4)),
-]
+SERIES = [m for name, m in ONE_OF_EACH.items() if isinstance(m, Toeplitz) and name != "toeplitz"]
 
 
 def mean_estimation(rate: float) -> Quadratic:
@@ -58,7 +35,7 @@ def test_one_dimension_at_any_learning_rate(eta: float) -> None:
     assert 2 * stationary_error(LambdaCGD(lam), one) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("mechanism", SERIES, ids=lambda m: f"{type(m).__name__}-{m.name}")
+@pytest.mark.parametrize("mechanism", SERIES, ids=str)
 def test_the_integrals_are_sums_over_a_circle(mechanism) -> None:
     quadratic = Quadratic(Spectrum.from_eigenvalues(WIDE), RATE)
     loss, square = oracle.stationary(mechanism.inverse_coefficients(400), WIDE, RATE, points=4000)
@@ -68,7 +45,7 @@ def test_the_integrals_are_sums_over_a_circle(mechanism) -> None:
     assert stationary_error(mechanism, quadratic) == pytest.approx(loss * square, rel=2e-4)
 
 
-@pytest.mark.parametrize("mechanism", SERIES, ids=lambda m: f"{type(m).__name__}-{m.name}")
+@pytest.mark.parametrize("mechanism", SERIES, ids=str)
 def test_long_runs_become_stationary(mechanism) -> None:
     """The loss after n rounds tends to the stationary one, the faster the larger the least η·μ = 0.01 is."""
     quadratic = Quadratic(Spectrum.from_eigenvalues(WIDE), RATE)
@@ -80,12 +57,10 @@ def test_long_runs_become_stationary(mechanism) -> None:
     assert norm == pytest.approx(stationary_sensitivity(mechanism), rel=1e-9)
 
 
-def test_the_optimum_is_near_that_of_long_bands_and_nothing_is_less() -> None:
+def test_nothing_is_less_than_the_optimum() -> None:
     quadratic = Quadratic(Spectrum.from_eigenvalues(WIDE), RATE)
     best = optimal_error(quadratic)
     assert all(stationary_error(mechanism, quadratic) > best * (1 + 1e-3) for mechanism in SERIES)
-    once = Participation(rounds=2000, min_separation=2000)
-    assert stationary_error(band_inv_mf(40, once, quadratic=quadratic), quadratic) < best * (1 + 2e-3)
 
 
 @pytest.mark.parametrize("mechanism", [BinaryTree(), Normalized(LambdaCGD(0.5))])
@@ -94,14 +69,7 @@ def test_what_is_made_for_some_rounds_has_no_stationary_loss(mechanism) -> None:
         stationary_loss(mechanism, mean_estimation(0.1))
 
 
-@pytest.mark.parametrize("name", [name for name, m in mechanism_table.ONE_OF_EACH.items() if isinstance(m, Toeplitz)])
-def test_every_series_has_its_gain(name: str) -> None:
-    """∫|C|² is Σc², whose tail after 4096 coefficients is below rounding but for `toeplitz`."""
-    mechanism = mechanism_table.ONE_OF_EACH[name]
-    expected = math.inf if name == "toeplitz" else np.linalg.norm(mechanism.coefficients(4096))
-    assert stationary_sensitivity(mechanism) == pytest.approx(expected, rel=1e-9)
-
-
 def test_what_cannot_be_answered_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing is"):
         optimal_error(Quadratic(Spectrum.from_eigenvalues([0.0]), 0.1))
+    assert stationary_sensitivity(SquareRootToeplitz()) == math.inf

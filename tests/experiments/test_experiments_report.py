@@ -74,15 +74,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def table(folder: Path, name: str) -> list[list[str]]:
-    made = fill(f"before\n<!-- table: {name} -->\nold\n<!-- end -->\nafter\n", folder)
-    assert made.startswith(f"before\n<!-- table: {name} -->\n")
-    assert made.endswith("<!-- end -->\nafter\n")
-    assert "old" not in made
-    assert fill(made, folder) == made
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in made.splitlines() if row.startswith("|")]
-
-
 def test_an_arm_is_compared_with_the_better_baseline_of_its_secret(results: Path) -> None:
     found = tuned(STUDY, Results(results / "digits.jsonl").rows(), CentralPoint)
     assert len(found) == len(STUDY.settings) * len(STUDY.arms)
@@ -114,46 +105,12 @@ def test_the_baseline_is_the_one_that_is_best_on_the_test_whatever_validation_sa
     assert {row.baseline.arm for row in compare(STUDY, found)} == {"DP-SGD, full batch"}
 
 
-def test_the_tables(results: Path) -> None:
-    head, _, *rows = table(results, "accuracy/digits")[:5]
-    assert head == ["without amplification", "ε = 1", "ε = 2"]
-    assert rows[0] == ["DP-SGD", "50.5 ± 0.5", "50.5 ± 0.5"]
-    assert rows[2][1] == "55.0 ± 1.1; **+2.5** [1.9, 3.1], p < .001"
-    text = fill("<!-- table: accuracy/digits -->\n<!-- end -->", results)
-    assert "ε at δ = 1e-05; adjacency: zero out one user; sampling: none (exact); sampling: poisson (exact)." in text
-    work = {(row[0], row[1]): row[2:] for row in table(results, "work/digits")[2:]}
-    assert work["DP-SGD, full batch", "1"] == ["51.5 ± 0.5", "52.5 ± 0.5"]
-    recipes = table(results, "recipes/digits")[2:]
-    assert len(recipes) == 2 * 4
-    assert recipes[1][2].startswith("`dp-sgd`, 10 epochs × 1 steps, rate ")
-    assert table(results, "headline/")[2:] == [
-        ["without amplification", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
-        [
-            "without amplification, little work (5 passes)",
-            "Toy",
-            "",
-            "**+2.5** [1.9, 3.1]",
-            "**+2.5** [1.9, 3.1]",
-            "",
-            "",
-        ],
-    ]
-    assert table(results, "verdict")[2:] == [
-        ["without amplification", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],
-        ["without amplification, little work", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],
-    ]
-    ((name, budget, seeds, tuning, tests, minutes, commit),) = table(results, "effort")[2:]
-    assert (name, budget, seeds, tuning, tests) == ("`digits.jsonl`", "2, 1 on 1 seeds", "6", "32", "96")
-    assert minutes == f"{128 * 3 / 60:.1f}"
-    assert commit
-
-
 def test_a_table_without_results_says_so_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     assert "*Not run yet.*" in fill("<!-- table: accuracy/digits -->\n<!-- end -->", tmp_path)
     with pytest.raises(ValueError, match=r"accuracies/digits.*verdict"):
-        table(tmp_path, "accuracies/digits")
+        fill("<!-- table: accuracies/digits -->\n<!-- end -->", tmp_path)
     with pytest.raises(ValueError, match=r"'digit'.*digits"):
-        table(tmp_path, "accuracy/digit")
+        fill("<!-- table: accuracy/digit -->\n<!-- end -->", tmp_path)
 
 
 def test_the_pictures(results: Path) -> None:

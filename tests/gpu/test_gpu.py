@@ -3,7 +3,9 @@
 What only a real one can tell is in test_gpu_device.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import MagicMock
 
 import local_training_work as local_training
 import numpy as np
@@ -144,44 +146,30 @@ def test_curvature() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
 
 
-class Launches:
-    """Stands for a kernel: notes on which tensor's device it was launched."""
-
-    def __init__(self) -> None:
-        self.current, self.on = None, []
-
-    def __getitem__(self, grid):
-        return lambda *given, **options: self.on.append(self.current)
-
-    def device_of(self, tensor: Tensor):
-        launches = self
-
-        class Current:
-            def __enter__(self) -> None:
-                launches.current = tensor
-
-            def __exit__(self, *_: object) -> None:
-                launches.current = None
-
-        return Current()
-
-
 def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton launches on the current device: for tensors on another one that would be a fault, or another device's memory."""
-    launches = Launches()
-    monkeypatch.setattr(torch.cuda, "device_of", launches.device_of)
-    monkeypatch.setattr(gpu_code, "_noise", launches)
-    monkeypatch.setattr(gpu_code, "_tile_hashes", launches)
-    monkeypatch.setattr(clipping_gpu_code, "_squares", launches)
-    monkeypatch.setattr(clipping_gpu_code, "_accumulate", launches)
-    total, key = torch.zeros(10, dtype=torch.int64), np.zeros(8, np.uint32)
+    current: list[Tensor | None] = [None]
+    launched_on: list[Tensor | None] = []
+
+    @contextmanager
+    def device_of(tensor: Tensor) -> Iterator[None]:
+        current.append(tensor)
+        yield
+        current.pop()
+
+    kernel = MagicMock()
+    kernel.__getitem__.return_value = lambda *_, **__: launched_on.append(current[-1])
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    for module, name in (
+        (gpu_code, "_noise"), (gpu_code, "_tile_hashes"), (clipping_gpu_code, "_squares"),
+        (clipping_gpu_code, "_accumulate"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, kernel)
+    total, key, rows = torch.zeros(10, dtype=torch.int64), np.zeros(8, np.uint32), torch.ones(2, 10)
     gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
     gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
     gpu_code.fill_normals(total, 0, key)
     gpu_code.tile_hashes(total, torch.ones(1, 16, dtype=torch.int64))
-    assert len(launches.on) == 4
-    assert all(tensor is total for tensor in launches.on)
-    rows = torch.ones(2, 10)
     clipping_gpu_code.squares(rows)
     clipping_gpu_code.accumulate(rows, torch.ones(2, dtype=torch.float64), torch.zeros(10, dtype=torch.int64))
-    assert [tensor is rows for tensor in launches.on[4:]] == [True, True]
+    assert [id(tensor) for tensor in launched_on] == [id(total)] * 4 + [id(rows)] * 2

@@ -1,12 +1,11 @@
 """`benchmarks/gpu.sh`, as far as a machine without a GPU can tell: it says what is missing, and gets through when it is dry."""
 
-import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,15 +22,6 @@ def run(results: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env=os.environ | {"PATH": path} | environment,
     )
-
-
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: the command would measure for half an hour")
@@ -56,16 +46,9 @@ def test_dry_it_gets_through_and_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_the_steps_of_central_training_are_timed_on_tensors(capsys: pytest.CaptureFixture[str]) -> None:
-    noise = script("noise")
-    found = noise.measure_on(torch.device("cpu"), size=100, repeats=2)
-    assert found["rows"][noise.OPACUS]["ratio"] == 1.0
+    noise = runpy.run_path(str(BENCHMARKS / "noise.py"))
+    found = noise["measure_on"](torch.device("cpu"), size=100, repeats=2)
+    assert found["rows"][noise["OPACUS"]]["ratio"] == 1.0
     assert all(row["ms"] > 0 and row["gigabytes_per_second"] > 0 for row in found["rows"].values())
     assert len(found["rows"]) == 8
     assert "a release: nonce, two rounds, mean, gradient" in capsys.readouterr().out
-
-
-def test_models_that_were_timed_are_not_timed_again(tmp_path: Path) -> None:
-    runtime, output = script("runtime"), tmp_path / "runtime.jsonl"
-    assert runtime._known(None) == runtime._known(output) == set()
-    output.write_text('{"model": "cnn", "mode": "hooks", "batch": 4}\n')
-    assert runtime._known(output) == {("cnn", "hooks", 4)}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_runs import Reader, tf32, train_in_a_group
+from gpu_runs import Reader, private, tf32, train_in_a_group
 from plans import make_plan
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from fedcgd import BSR, LambdaCGD, NoiseKey, Participation
 from fedcgd.central import PrivateGradient
@@ -23,7 +23,6 @@ from fedcgd.noise import NoiseStream, tensors
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
-from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.release.run_noise import LatticeNormals
 
 pytestmark = [
@@ -136,18 +135,16 @@ class Own(nn.Module):
 @pytest.mark.parametrize("make", [lambda: nn.Linear(6, 3), Own])
 @pytest.mark.parametrize("mechanism", [LambdaCGD(0.9), BSR(3)])
 def test_a_pure_step_is_that_of_a_cpu(make, mechanism, tmp_path: Path) -> None:
-    plan, key = (
-        make_plan(mechanism, Participation(rounds=6, min_separation=3), noise_multiplier=1.0),
-        NoiseKey.simulation(1),
-    )
+    plan = make_plan(mechanism, Participation(rounds=6, min_separation=3), noise_multiplier=1.0)
     data = torch.randn(12, 6), torch.arange(12) % 3
     found = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         model = make().to(device)
         examples = TensorDataset(*(part.to(device) for part in data))
+        record = tmp_path / f"{device}.db"
         step = PrivateGradient(
-            model, nn.functional.cross_entropy, examples, plan, key=key, record=tmp_path / f"{device}.db"
+            model, nn.functional.cross_entropy, examples, plan, key=NoiseKey.simulation(1), record=record
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(6):
@@ -190,32 +187,16 @@ def test_no_example_exceeds_the_clip_norm(mode: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Releases, "release", listening)
     kinds = [None, torch.bfloat16, torch.float16]
+    data = TensorDataset(torch.randint(0, 20, (12, 5)), torch.randint(0, 3, (12,)))
+    plan = make_plan(LambdaCGD(0.9), Participation(rounds=24, min_separation=12), clip_norm=0.01, noise_multiplier=1.0)
     for kind in kinds:
-        module, optimizer, loss, loader = private_run(Reader().to(CUDA), 1, mode)
+        module, optimizer, loss, loader = private(Reader().to(CUDA), data, plan, grad_sample_mode=mode)
         for tokens, targets in loader:
             with tf32(True), torch.autocast("cuda", kind, enabled=kind is not None):
                 loss(module(tokens.to(CUDA)), targets.to(CUDA)).backward()
                 optimizer.step()
     assert len(sums) == 12 * len(kinds)
     assert all(0.0099 < norm <= 0.01 for norm in sums)
-
-
-def private_run(model: nn.Module, batch: int, mode: str) -> tuple:
-    data = TensorDataset(torch.randint(0, 20, (12, 5)), torch.randint(0, 3, (12,)))
-    plan = make_plan(
-        LambdaCGD(0.9),
-        Participation(rounds=24 // batch, min_separation=12 // batch),
-        clip_norm=0.01,
-        noise_multiplier=1.0,
-    )
-    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        data_loader=DataLoader(data, batch_size=batch),
-        plan=plan,
-        grad_sample_mode=mode,
-    )
-    return module, optimizer, criterion[0] if criterion else nn.CrossEntropyLoss(), loader
 
 
 def test_deep_models_with_attention_are_not_taken_for_mixed() -> None:
@@ -226,48 +207,12 @@ def test_deep_models_with_attention_are_not_taken_for_mixed() -> None:
     model = vit("vit-b-16").to(CUDA)
     data = TensorDataset(torch.randn(16, 3, 32, 32), torch.randint(0, 2, (16,)))
     plan = make_plan(BSR(2), Participation(rounds=2, min_separation=2), noise_multiplier=1.0)
-    module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), data_loader=DataLoader(data, batch_size=8),
-        plan=plan,
-    )  # fmt: skip
+    module, optimizer, loss, loader = private(model, data, plan, batch=8)
     for inputs, targets in loader:
         with torch.autocast("cuda", torch.bfloat16):
-            loss = nn.functional.cross_entropy(module(inputs.to(CUDA)), targets.to(CUDA))
-        loss.backward()
+            wrong = loss(module(inputs.to(CUDA)), targets.to(CUDA))
+        wrong.backward()
         optimizer.step()
-
-
-def test_a_run_begun_on_a_gpu_goes_on_without_it(tmp_path) -> None:
-    key = NoiseKey.simulation(1)
-
-    def made(device: str) -> tuple:
-        torch.manual_seed(0)
-        model = nn.Linear(6, 3).to(device)
-        engine = CorrelatedPrivacyEngine(key)
-        data = TensorDataset(torch.randn(12, 6, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3)
-        plan = make_plan(BSR(3), Participation(rounds=6, min_separation=3), noise_multiplier=1.0)
-        module, optimizer, loader = engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            data_loader=DataLoader(data, batch_size=4), plan=plan,
-        )  # fmt: skip
-        return engine, module, optimizer, loader, device
-
-    def epoch(module: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, device: str) -> None:
-        for inputs, targets in loader:
-            nn.functional.cross_entropy(module(inputs.to(device)), targets.to(device)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    results = []
-    for first in ("cpu", "cuda"):
-        engine, *parts = made(first)
-        epoch(*parts)
-        engine.save_checkpoint(path=tmp_path / first, module=parts[0], optimizer=parts[1])
-        other, *parts = made("cpu")
-        other.load_checkpoint(path=tmp_path / first, module=parts[0], optimizer=parts[1])
-        epoch(*parts)
-        results.append(torch.cat([p.detach().reshape(-1) for p in parts[0].parameters()]))
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
 
 
 @pytest.fixture

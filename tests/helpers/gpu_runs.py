@@ -38,21 +38,29 @@ class Reader(nn.Module):
         return self.last(self.along(torch.relu(self.norm(x))).flatten(1))
 
 
-def train(device: str, mode: str, noise: str, epochs: int = 2) -> Tensor:
+def private(
+    model: nn.Module, data: TensorDataset, plan: Plan, *, batch: int = 1, optimizer=None, record=None, **options
+):
+    """(module, optimizer, loss, loader) of an engine with a simulation's key; the optimizer is SGD."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(1), record=record).make_private(
+        module=model, optimizer=optimizer, data_loader=DataLoader(data, batch_size=batch), plan=plan, **options
+    )
+    return module, optimizer, criterion[0] if criterion else nn.CrossEntropyLoss(), loader
+
+
+PLAN = make_plan(BSR(3), Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0)
+
+
+def train(device: str, mode: str, noise: str) -> Tensor:
     torch.manual_seed(0)
     model = Reader().to(device)
     data = TensorDataset(torch.randint(0, 20, (12, 5)), torch.randint(0, 3, (12,)))
-    plan = make_plan(BSR(3), Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0)
-    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(1)).make_private(
-        module=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-        data_loader=DataLoader(data, batch_size=4),
-        plan=plan,
-        grad_sample_mode=mode,
-        noise=noise,
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    module, optimizer, loss, loader = private(
+        model, data, PLAN, batch=4, optimizer=adam, grad_sample_mode=mode, noise=noise
     )
-    loss = criterion[0] if criterion else nn.CrossEntropyLoss()
-    for _ in range(epochs):
+    for _ in range(2):
         with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as parts:
             for tokens, targets in parts:
                 optimizer.zero_grad()
@@ -68,22 +76,11 @@ def train_in_a_group(device: str, wrapper: str, folder: Path, mode: str = "ghost
     if wrapper == "ddp":
         model = DifferentiallyPrivateDistributedDataParallel(model)
     data = TensorDataset(torch.randn(24, 6), torch.randint(0, 3, (24,)))
-    plan = Plan(
-        mechanism=BSR(3), participation=Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0,
-        delta=1e-5,
-    )  # fmt: skip
-    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(
-        NoiseKey.simulation(1), record=folder / f"releases of {wrapper or 'one process'}"
-    ).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5),
-        data_loader=DataLoader(data, batch_size=4),
-        accumulation_steps=2,
-        plan=plan,
-        grad_sample_mode=mode,
+    module, optimizer, loss, loader = private(
+        model, data, PLAN, batch=4, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5),
+        record=folder / f"releases of {wrapper or 'one process'}", accumulation_steps=2, grad_sample_mode=mode,
         assume_independent="rows of linear layers",
-    )
-    loss = criterion[0] if criterion else nn.CrossEntropyLoss()
+    )  # fmt: skip
     for _ in range(2):
         for x, y in loader:
             optimizer.zero_grad()

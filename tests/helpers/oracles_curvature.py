@@ -27,13 +27,6 @@ def mean_gradient_norm(c, eigenvalues, rate):
     ) / len(c)
 
 
-def trace_formula(c, eigenvalues, rate):
-    """η²/2·Tr((CᵀC)⁻¹VᵀMV) as it is printed."""
-    n = len(c)
-    v = np.array([[(1 - rate * mu) ** (n - 1 - j) for j in range(n)] for mu in eigenvalues])
-    return rate**2 / 2 * np.trace(np.linalg.inv(c.T @ c) @ v.T @ np.diag(eigenvalues) @ v)
-
-
 def circle_mean(f, points=4000):
     """∫ f dω/2π by the trapezoidal rule, which is exact to all digits for smooth periodic f."""
     return float(np.mean(f(2 * np.pi * np.arange(points) / points)))

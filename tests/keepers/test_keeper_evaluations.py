@@ -21,8 +21,8 @@ from fedcgd import DPSGD, Participation
 from fedcgd.keepers import EVALUATION, TRAINING, Keepers
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
-from fedcgd.ledger.run_composition import with_evaluations
 from fedcgd.ledger.statement import privacy_statement
+from fedcgd.ledger.verification import with_evaluations
 from fedcgd.release import ReleaseProtocol
 from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation
 from fedcgd_flower.messages import question_of

@@ -12,8 +12,7 @@ from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.verification import contradictions
 from fedcgd.ledger import verify
 from fedcgd.ledger.attempts import read_openings as openings_of
-from fedcgd.ledger.run_composition import evaluation_ledger
-from fedcgd.ledger.store import reader
+from fedcgd.ledger.store import evaluation_ledger, reader
 
 SIZES = [
     pytest.param((15, 8), id="8 kills"),

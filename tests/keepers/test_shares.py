@@ -180,5 +180,8 @@ def test_shares_that_are_too_coarse_for_the_lattice_are_refused() -> None:
     check_rounding(shares, share_steps=6.0, delta=1e-5, **fine)
     with pytest.raises(ValueError, match="4 keepers"):
         check_rounding(shares, share_steps=5.9, delta=1e-5, **fine)
-    with pytest.raises(ValueError, match="negligible"):
-        check_rounding(shares, share_steps=6.0, delta=1e-70, **fine)
+    distance = log_rounding_distance(parties=4, size=10**6, rounds=210, share_steps=6.0)
+    least = 2.0**40 * (1 + math.exp(8.0)) * math.exp(distance)  # below it 2⁻⁴⁰·δ is less than what rounding adds
+    check_rounding(shares, share_steps=6.0, delta=least * 1.001, **fine)
+    with pytest.raises(ValueError, match="not negligible"):
+        check_rounding(shares, share_steps=6.0, delta=least * 0.999, **fine)

@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import command_line
@@ -24,6 +25,7 @@ from shared import record
 from sql import edit, rows
 
 from fedcgd import NoiseKey, Participation, Plan
+from fedcgd.accounting.compose import JOINT_CONDITION
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd_flower import CorrelatedNoise, IncompleteRunError
@@ -99,6 +101,47 @@ def test_two_runs_over_overlapping_people(tmp_path: Path, caplog: pytest.LogCapt
 
     # Without a budget nobody is refused.
     assert run(four, names(4, 12))[1] == set(names(4, 12))
+
+
+def test_what_two_ledgers_say_together(tmp_path: Path) -> None:
+    one, two = recorded(tmp_path / "A.db", ["ann", "bob"]), recorded(tmp_path / "B.db", ["bob"])
+    both, found = math.sqrt(2) * mu_of(PLAN), joint([one, two])
+    assert [(group.users, group.ledgers) for group in found.groups] == [(1, (str(one), str(two))), (1, (str(one),))]
+    assert found.worst.planned.epsilon == pytest.approx(gaussian_epsilon(both), rel=1e-4)
+    first = math.sqrt(2) / PLAN.noise_multiplier  # C[0, 0] = 1
+    assert found.worst.released.epsilon == pytest.approx(gaussian_epsilon(first), rel=1e-4)
+    assert joint([one, two], user="ann").worst.planned.epsilon == pytest.approx(8, rel=1e-4)
+    smaller = joint([one, two], user="bob", delta=1e-9).worst.planned
+    assert smaller.epsilon == pytest.approx(gaussian_epsilon(both, 1e-9), rel=1e-4)
+    said = command_line.run("ledger", "compose", one, two)
+    assert said.exit_code == 0, said.stderr
+    for word in (
+        "ε ≤ 12.3",
+        "1e-05",
+        "1 user",
+        "zero out one user",
+        "samplings: none, none",
+        "exact composition",
+        "A.db, ",
+    ):
+        assert word in said.stdout
+    assert "bob" not in said.stdout
+    figures = command_line.figures("ledger", "compose", one, two)
+    assert figures["problems"] == []
+    assert figures["groups"][0]["planned"]["condition"] == JOINT_CONDITION
+
+
+def test_what_cannot_be_composed_is_refused(tmp_path: Path) -> None:
+    one, empty = recorded(tmp_path / "A.db", ["ann"]), recorded(tmp_path / "D.db", [])
+    two = recorded(tmp_path / "B.db", ["ann"], plan=replace(PLAN, delta=1e-6))
+    for paths, options, reason in (
+        ([one, two], {}, "several-deltas"),
+        ([one, tmp_path / "C.db"], {}, "no-ledger"),
+        ([empty], {}, "no-users"),
+        ([one], {"user": "eve"}, "unknown-user"),
+    ):
+        with refused(reason):
+            joint(paths, **options)
 
 
 def test_users_of_three_runs_each_by_their_own_history(tmp_path: Path) -> None:
@@ -387,28 +430,21 @@ def test_a_chain_of_runs_names_all_before(tmp_path: Path) -> None:
     assert counts == {1: 1, 2: 1}
 
 
-def test_simulations_of_one_seed_share_their_bins(tmp_path: Path) -> None:
-    """Composed as if the rounds were known: a user who is in a bin once is in it again."""
-    bins = make_plan(
-        DPSGD(),
-        Participation(rounds=8, min_separation=4, sampling="balls-in-bins"),
-        clip_norm=0.5,
-        noise_multiplier=1.0,
-        delta=DELTA,
-    )
-    same = [recorded(tmp_path / f"{name}.db", ["ann"], plan=bins, key=NoiseKey.simulation(1)) for name in "AB"]
-    other = recorded(tmp_path / "C.db", ["ann"], plan=bins, key=NoiseKey.simulation(2))
-    known = gaussian_epsilon(math.sqrt(2 * 2))  # two runs of two rounds each, σ = 1
+def test_simulations_of_one_seed_share_their_draws(tmp_path: Path) -> None:
+    """Composed as if the rounds were known: a user who is drawn in one is drawn in the other."""
+    same = [recorded(tmp_path / f"{name}.db", ["ann"], plan=COINS, key=NoiseKey.simulation(1)) for name in "AB"]
+    other = recorded(tmp_path / "C.db", ["ann"], plan=COINS, key=NoiseKey.simulation(2))
+    known = gaussian_epsilon(math.sqrt(2 * 20) / 1.5)  # two runs of twenty rounds each
     assert joint(same).worst.planned.epsilon == pytest.approx(known, rel=1e-6)
     assert joint([same[0], other]).worst.planned.epsilon < 0.9 * known
-    # One key of ours has other bins in each run, and the same key says the same of a new run's.
+    # One key of ours draws others in each run, and the same key says the same of a new run's.
     key = NoiseKey.generate()
-    ours = [recorded(tmp_path / f"{name}.db", ["ann"], plan=bins, key=key) for name in "DE"]
+    ours = [recorded(tmp_path / f"{name}.db", ["ann"], plan=COINS, key=key) for name in "DE"]
     assert joint(ours).worst.planned.epsilon == joint([same[0], other]).worst.planned.epsilon
     limit = budget(0.95 * known, same[0])
     with refused("nobody-may-take-part"):
-        limit.admission(bins, key=NoiseKey.simulation(1))
-    assert not limit.admission(bins, key=NoiseKey.simulation(2)).refused
+        limit.admission(COINS, key=NoiseKey.simulation(1))
+    assert not limit.admission(COINS, key=NoiseKey.simulation(2)).refused
 
 
 def test_a_user_who_left_out_an_earlier_run_is_charged_what_it_was_in(tmp_path: Path) -> None:

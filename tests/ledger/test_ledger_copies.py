@@ -15,8 +15,8 @@ from scipy import optimize
 
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
-from fedcgd.ledger.run_composition import EVALUATION, EVALUATION_OF, RecordedRun, branches
-from fedcgd.ledger.store import RunSettings, StoredRun
+from fedcgd.ledger.budget import RecordedRun, branches
+from fedcgd.ledger.store import EVALUATION, EVALUATION_OF, RunSettings, StoredRun
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 
 DELTA = 1e-5

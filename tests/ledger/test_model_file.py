@@ -14,7 +14,6 @@ import pytest
 from command_line import run
 from ledgers import reasons, refused
 from plans import make_plan
-from sql import edit
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.ledger import Ledger, export, model_file, released_model, seal, verify
@@ -285,10 +284,23 @@ def test_whoever_reads_while_the_run_goes_on_gets_a_whole_model(path: Path, monk
             assert released_model(path)["w"].tobytes() == model_of(3)
 
 
-def test_a_ledger_of_an_earlier_format_is_refused_in_words(path: Path) -> None:
-    with_rounds(path, 1)
-    edit(path, "UPDATE run SET format = 2", "DROP TABLE latest")
-    with refused("another-version"):
-        opened(path)
-    with refused("another-version"):
-        released_model(path)
+NAMED = '[["weight", "bias", "half", "norm.running_var"], [[2, 3], [], [2], [2]], ["float32", "float64", "bfloat16", "float32"]]'
+
+
+def test_the_arrays_come_back_by_name_before_and_after_the_seal(path: Path) -> None:
+    flat, target = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, -9, 1], np.float32), path.with_name("model.npz")
+    with opened(path) as ledger:
+        for round, layout, reason in ((0, "", "no-model"), (1, NAMED, "model-without-layout")):
+            with refused(reason):
+                released_model(path)
+            ledger.record_released(round, summed(ledger, round), (flat + round).tobytes(), b"", layout)
+    for end in (lambda: None, lambda: seal(path, None)):
+        end()
+        done = run("ledger", "model", path, target)
+        assert (done.exit_code, "4 trained" in done.stdout) == (0, True), done.stderr
+        found = dict(np.load(target))
+        np.testing.assert_array_equal(found["weight"], flat[:6].reshape(2, 3) + 1)
+        assert (found["bias"].shape, found["bias"].dtype, float(found["bias"])) == ((), np.float64, 7)
+        np.testing.assert_array_equal(found["half"], flat[7:9] + 1)
+        np.testing.assert_array_equal(found["norm.running_var"], [0, 2])  # noise had made it negative
+    assert ".npz" in run("ledger", "model", path, "model.pt").stderr

@@ -9,20 +9,9 @@ from app_runs import DEFAULTS
 from command_line import run
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
+from mechanism_table import ONE_OF_EACH
 
-from fedcgd import (
-    BIFR,
-    BISR,
-    BLT,
-    BandInvMF,
-    Dense,
-    LambdaCGD,
-    LambdaMuCGD,
-    Mechanism,
-    Normalized,
-    Participation,
-    Plan,
-)
+from fedcgd import BISR, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, Participation, Plan
 from fedcgd.ledger import verify
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
@@ -35,12 +24,8 @@ RUN = Participation(rounds=6, min_separation=3)
 BAND = np.array([[1.0, 0.5], [0.9, 0.1], [0.8, -0.2], [1.0, 0.3], [1.0, 0.4], [1.0, 0.0]])
 MADE = [
     Dense("band-mf", BAND),
-    BandInvMF((1.0, -0.7, -0.1)),
-    BLT((0.3, 0.1), (0.95, 0.6)),
     Normalized(BISR(2)),
-    LambdaCGD(1 / 3),
-    BIFR(3, 0.7),
-    Normalized(LambdaMuCGD(0.8, -0.3)),
+    *(ONE_OF_EACH[name] for name in ("band-inv-mf", "blt", "lambda-cgd", "bifr", "lambda-mu")),
 ]
 
 
@@ -59,17 +44,6 @@ def test_what_is_written_is_read_and_spelled(mechanism: Mechanism, tmp_path: Pat
     assert Plan.calibrated(f"file:{path}", RUN, **budget) == Plan.calibrated(mechanism, RUN, **budget)
 
 
-def test_bands_of_a_file_make_the_groups_of_cyclic_poisson(tmp_path: Path) -> None:
-    write_mechanism(Dense("band-mf", BAND), tmp_path / "bands.json")
-    setup = Setup(
-        mechanism=f"file:{tmp_path / 'bands.json'}",
-        sampling="cyclic-poisson", epsilon=2.0, delta=1e-5, steps=3, epochs=2,
-    )  # fmt: skip
-    assert setup.participation() == Participation(
-        rounds=6, min_separation=2, sampling="cyclic-poisson", sampling_rate=2 / 3
-    )
-
-
 def test_results_can_be_read_where_the_file_of_a_mechanism_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "lambda-cgd.json"
     write_mechanism(LambdaCGD(0.5), path)
@@ -86,11 +60,8 @@ def test_results_can_be_read_where_the_file_of_a_mechanism_is_gone(tmp_path: Pat
     [
         "",
         "[]",
-        "3",
-        "{}",
         '{"name": "unknown"}',
         '{"name": ["lambda-cgd"]}',
-        '{"name": "lambda-cgd"}',
         '{"name": "lambda-cgd", "lam": 1.5}',
         '{"name": "lambda-cgd", "lam": "0.5"}',
         '{"name": "lambda-cgd", "lam": 0.5, "nu": 1}',
@@ -108,6 +79,7 @@ def test_anything_else_in_a_file_is_refused_by_its_name(content: str, tmp_path: 
 
 def test_a_matrix_is_for_its_own_number_of_rounds(tmp_path: Path) -> None:
     write_mechanism(Dense("band-mf", BAND), tmp_path / "six.json")
+    assert MechanismSpec.parse(f"file:{tmp_path / 'six.json'}").bands == 2
     with pytest.raises(ValueError, match="6 rounds"):
         catalogue.mechanism(f"file:{tmp_path / 'six.json'}", Participation(rounds=7, min_separation=3))
 

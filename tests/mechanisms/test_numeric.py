@@ -5,8 +5,9 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from plans import make_plan
 
-from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NuDPFTRL, Participation, Plan, calibrate, compute_delta, compute_epsilon
+from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NuDPFTRL, Participation, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting import PastRun, compose
 from fedcgd.accounting.gaussian import delta as gaussian_delta
 from fedcgd.ledger import JointBudget
@@ -51,9 +52,7 @@ def test_epsilon_and_delta_of_numbers_in_half_precision(participation) -> None:
         BISR(np.int8(3)),
         Participation(rounds=np.int64(20), min_separation=np.int32(5), max_participations=np.int8(4)),
         Participation(rounds=20, sampling="poisson", sampling_rate=np.float32(0.5)),
-        Plan(
-            mechanism=DPSGD(), participation=RUN, clip_norm=HALF, noise_multiplier=np.float32(3), delta=np.float32(1e-5)
-        ),
+        make_plan(DPSGD(), RUN, clip_norm=HALF, noise_multiplier=np.float32(3), delta=np.float32(1e-5)),
         PastRun(mechanism=DPSGD(), participation=RUN, noise_multiplier=np.float32(3)),
         JointBudget(epsilon=HALF, delta=np.float32(1e-5), after=[]),
     ],
@@ -80,7 +79,7 @@ def test_a_truth_value_is_no_count(name) -> None:
 
 def test_a_whole_number_stays_what_ledgers_have_on_record() -> None:
     """`{"clip_norm": 1}` and `{"clip_norm": 1.0}` are two texts, with two hashes: a run could not go on."""
-    plan = Plan(mechanism=LambdaCGD(0), participation=RUN, clip_norm=1, noise_multiplier=3, delta=1e-5)
+    plan = make_plan(LambdaCGD(0), RUN, clip_norm=1, noise_multiplier=3)
     assert json.dumps(plan.to_description()) == (
         '{"mechanism": {"name": "lambda-cgd", "lam": 0}, "participation": {"rounds": 20, "min_separation": 5, '
         '"max_participations": null, "sampling": "none", "sampling_rate": null}, "clip_norm": 1, "noise_multiplier": 3, '
@@ -90,7 +89,7 @@ def test_a_whole_number_stays_what_ledgers_have_on_record() -> None:
 
 def test_a_truth_value_is_no_number() -> None:
     with pytest.raises(TypeError, match=r"^clip_norm .*True"):
-        Plan(mechanism=DPSGD(), participation=RUN, clip_norm=True, noise_multiplier=1.0, delta=1e-5)
+        make_plan(DPSGD(), RUN, clip_norm=True)
     with pytest.raises(TypeError, match=r"^size .*'1'"):
         as_float("size", "1")
     with pytest.raises(ValueError, match=r"^size .*1\.0"):

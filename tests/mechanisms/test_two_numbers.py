@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcgd.mechanisms import BIFR, BISR, LambdaMuCGD
+from fedcgd.mechanisms import BIFR, LambdaMuCGD
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
 
@@ -52,9 +52,3 @@ def test_lambda_mu_that_rises_is_worst_leftmost(lam: float, mu: float) -> None:
     found = sensitivity(LambdaMuCGD(lam, mu), Participation(rounds=200, min_separation=20))
     assert found.exact
     assert found.pattern == tuple(range(0, 200, 20))
-
-
-def test_gamma_of_a_half_is_bisr_bit_by_bit() -> None:
-    for bands in (1, 2, 4, 16):
-        np.testing.assert_array_equal(BIFR(bands, 0.5).coefficients(300), BISR(bands).coefficients(300))
-        np.testing.assert_array_equal(BIFR(bands, 0.5).inverse_coefficients(300), BISR(bands).inverse_coefficients(300))

@@ -89,14 +89,17 @@ def test_machine_code_that_differs_from_numpy_is_not_used(
     assert machine_code.checked(loader._load, loader._answer, loader._ANSWER) is None
 
 
-def test_without_a_build_it_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_build_it_says_so_and_is_numpy(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = built / "fedcgd" / "native" / "vector_kernels.c"
     for path in source.parent.glob("*.shared"):
         path.unlink()
     with pytest.raises(OSError, match="C compiler"):
         machine_code.library(source)
-    monkeypatch.setattr(vector_kernels, "library", lambda _: machine_code.library(source))
-    assert vector_kernels.compiled.__wrapped__() is None
+    for module in (vector_kernels, noise_kernels):
+        monkeypatch.setattr(module, "library", lambda _: machine_code.library(source))
+    assert noise_kernels.kernels.__wrapped__() is noise_kernels.NUMPY
+    monkeypatch.setattr(vector_kernels, "compiled", vector_kernels.compiled.__wrapped__)
+    assert vector_kernels.kernels() is vector_kernels.NUMPY
 
 
 def test_what_only_machine_code_does_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,14 +33,6 @@ def test_both_forms_give_the_same_bits(start: int) -> None:
     assert found[0][0] == STREAM.normal(7, 5, start, start + SIZE).tobytes()
 
 
-def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library(*_: object) -> None:
-        raise OSError("it was not built")
-
-    monkeypatch.setattr(module, "library", no_library)
-    assert kernels.__wrapped__() is NUMPY
-
-
 def test_keys_of_another_number_than_the_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="keys"):
         kernels().add_to_grid(np.zeros(3, np.int64), 0, np.stack([KEY, KEY]), np.ones(3), KEY, 1.0)

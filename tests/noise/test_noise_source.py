@@ -81,20 +81,6 @@ def test_what_raised_halfway_makes_the_right_noise_afterwards(monkeypatch, mode,
     assert [row(noise, t) for t in range(5, ROUNDS)] == [row(untouched, t) for t in range(5, ROUNDS)]
 
 
-def test_the_mechanism_chooses_what_is_less_work() -> None:
-    modes = {
-        "dp-sgd": "replay",
-        "lambda-cgd": "replay",
-        "bisr": "replay",
-        "bifr": "replay",
-        "lambda-mu": "replay",
-        "bsr": "buffer",
-        "blt": "buffer",
-        "tree": "buffer",
-    }
-    assert {name: source(mechanism_table.ONE_OF_EACH[name]).mode for name in modes} == modes
-
-
 def test_replay_makes_the_bands_again_and_buffers_make_one_vector() -> None:
     class Recorded(LatticeNormals):
         def add(self, total, terms, stddev) -> None:

@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import oracles_noise
 import pytest
-from hypothesis import strategies as st
 from scipy import special, stats
 
 from fedcgd.noise import NoiseStream
@@ -110,9 +109,6 @@ def test_tails_are_reached_with_the_right_chance():
     least = numbers_of([[0, 1, 0, *large, 0, 0, 0]])[0, 0]
     assert least == pytest.approx(np.sqrt(2 * 93 * np.log(2)), rel=1e-6)
     assert 11.35 < least < LARGEST
-
-
-word = st.integers(-(2**31), 2**31 - 1)
 
 
 def test_numbers_are_accurate_to_float32_across_their_range():

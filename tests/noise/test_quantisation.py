@@ -110,16 +110,15 @@ def test_a_step_that_is_no_power_of_two_is_refused(step):
 
 def test_bad_noise_arguments_are_refused_before_the_total_changes():
     total = np.zeros(3, np.int64)
-    with pytest.raises(ValueError, match="one term"):
-        add_noise(total, STREAM, [], 1.0, Lattice(1.0))
-    with pytest.raises(ValueError, match="larger steps"):
-        add_noise(total, STREAM, TERMS, 1.0, Lattice(2.0**-47))
-    with pytest.raises(ValueError, match="stddev"):
-        add_noise(total, STREAM, TERMS, -1.0, Lattice(1.0))
-    with pytest.raises(ValueError, match="round"):
-        add_noise(total, STREAM, [(-1, 0, 1.0)], 1.0, Lattice(1.0))
-    with pytest.raises(ValueError, match="coordinates must"):
-        add_noise(total, STREAM, TERMS, 1.0, Lattice(1.0), start=2**40)
+    for words, terms, stddev, step, start in (
+        ("one term", [], 1.0, 1.0, 0),
+        ("larger steps", TERMS, 1.0, 2.0**-47, 0),
+        ("stddev", TERMS, -1.0, 1.0, 0),
+        ("round", [(-1, 0, 1.0)], 1.0, 1.0, 0),
+        ("coordinates must", TERMS, 1.0, 1.0, 2**40),
+    ):
+        with pytest.raises(ValueError, match=words):
+            add_noise(total, STREAM, terms, stddev, Lattice(step), start=start)
     for wrong in (np.zeros(3), np.zeros(3, np.int32), np.zeros(6, np.int64)[::2]):
         with pytest.raises(ValueError, match="int64"):
             add_noise(wrong, STREAM, TERMS, 1.0, Lattice(1.0))
@@ -127,20 +126,19 @@ def test_bad_noise_arguments_are_refused_before_the_total_changes():
 
 
 @pytest.mark.parametrize(
-    "options", [{"clip_norm": 0.0, "size": 3, "stddev": 1.0}, {"clip_norm": float("inf"), "size": 3, "stddev": 1.0}]
+    ("option", "wrong", "words"),
+    [
+        *(("clip_norm", wrong, "clip_norm") for wrong in (0.0, float("inf"))),
+        ("size", 0, "size"),
+        *(("stddev", wrong, r"1.05e\+06") for wrong in (1e9, float("inf"), float("nan"), -1.0)),
+    ],
 )
-def test_a_bad_clip_norm_is_refused(options):
-    with pytest.raises(ValueError, match="clip_norm"):
-        Lattice.fitting(**options)
-    with pytest.raises(ValueError, match="size"):
-        Lattice.fitting(clip_norm=1.0, size=0, stddev=1.0)
-
-
-@pytest.mark.parametrize("stddev", [1e9, float("inf"), float("nan"), -1.0])
-def test_noise_that_the_integers_would_not_hold_is_refused_before_anything_starts(stddev):
-    assert Lattice.fitting(clip_norm=1.0, size=10**6, stddev=1e5).step == 2.0**-20
-    with pytest.raises(ValueError, match=r"1.05e\+06"):
-        Lattice.fitting(clip_norm=1.0, size=10**6, stddev=stddev)
+def test_what_has_no_lattice_is_refused_before_anything_starts(option: str, wrong: float, words: str):
+    """A clip norm, a size, and noise that the integers would not hold."""
+    options = {"clip_norm": 1.0, "size": 10**6, "stddev": 1e5}
+    assert Lattice.fitting(**options).step == 2.0**-20
+    with pytest.raises(ValueError, match=words):
+        Lattice.fitting(**options | {option: wrong})
 
 
 def test_noise_made_elsewhere_is_scaled_smoothed_and_rounded_to_the_nearest_step():

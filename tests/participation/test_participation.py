@@ -1,9 +1,5 @@
 """The promise about who takes part when: what is allowed, and that contradictions are refused."""
 
-import json
-from dataclasses import asdict
-
-import numpy as np
 import pytest
 
 from fedcgd.participation import Participation
@@ -11,24 +7,13 @@ from fedcgd.participation import Participation
 
 def test_k_defaults_to_the_most_that_fit():
     assert Participation(rounds=10).participations == 10
+    assert Participation(rounds=4, max_participations=4, sampling="random-allocation").spacing == 1
     assert Participation(rounds=10, min_separation=3).participations == 4  # rounds 0, 3, 6, 9
     assert Participation(rounds=10, min_separation=10).participations == 1
     assert Participation(rounds=10, min_separation=3, max_participations=2).participations == 2
     assert Participation(rounds=12, min_separation=3, sampling="balls-in-bins").participations == 4
     assert Participation(rounds=12, sampling="poisson", sampling_rate=0.1).participations == 12
     assert Participation(rounds=12, min_separation=4, sampling="cyclic-poisson", sampling_rate=1.0).participations == 3
-
-
-def test_epochs_may_be_as_many_as_rounds():
-    assert Participation(rounds=4, max_participations=4, sampling="random-allocation").spacing == 1
-
-
-def test_numbers_of_numpy_become_pythons():
-    """Ledgers hold them as JSON."""
-    numbers = {"rounds": np.int64(6), "min_separation": np.int64(2), "max_participations": np.int64(2)}
-    made = Participation(**numbers, sampling="b-min-sep", sampling_rate=np.float64(0.5))
-    assert json.loads(json.dumps(asdict(made)))["sampling_rate"] == 0.5
-    assert [type(value) for value in asdict(made).values()] == [int, int, int, str, float, bool]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +23,10 @@ def test_numbers_of_numpy_become_pythons():
         ({"rounds": 6.5}, "rounds must be a whole number, got 6.5"),
         ({"rounds": 6, "min_separation": 2.5}, "min_separation must be a whole number, got 2.5"),
         ({"rounds": 6, "max_participations": "2"}, "max_participations must be a whole number, got '2'"),
-        ({"rounds": -3}, "rounds must be at least 1, got -3"),
         ({"rounds": 5, "min_separation": 0}, "between 1 and rounds = 5, got 0"),
         ({"rounds": 5, "min_separation": 6}, "between 1 and rounds = 5, got 6"),
         ({"rounds": 5, "max_participations": 0}, "max_participations must be between 1 and .* = 5"),
-        ({"rounds": 5, "min_separation": 2, "max_participations": 4}, "= 3 for 5 rounds 2 apart, got 4"),
         ({"rounds": 5, "sampling": "often"}, "sampling must be none"),
-        ({"rounds": 5, "sampling_rate": 0.5}, "does not apply to none sampling, got 0.5"),
         ({"rounds": 5, "sampling": "poisson"}, r"in \(0, 1\] .* got None"),
         ({"rounds": 5, "sampling": "poisson", "sampling_rate": 0.0}, r"in \(0, 1\] .* got 0.0"),
         ({"rounds": 5, "sampling": "poisson", "sampling_rate": 1.01}, r"in \(0, 1\] .* got 1.01"),
@@ -57,7 +39,6 @@ def test_numbers_of_numpy_become_pythons():
             "does not apply to poisson",
         ),
         ({"rounds": 10, "min_separation": 4, "sampling": "balls-in-bins"}, "got 10; use 8 or 12 rounds"),
-        ({"rounds": 12, "min_separation": 4, "max_participations": 2, "sampling": "balls-in-bins"}, "2 · 4 ≠ 12"),
     ],
 )
 def test_contradictions_are_refused(options, message):

@@ -42,28 +42,9 @@ def test_losses_are_those_of_descent_on_unit_vectors(mechanism) -> None:
     c = matrix(mechanism, N)
     last = final_loss(mechanism, N, quadratic, stddev=1.5)
     assert last == pytest.approx(1.5**2 * oracle.loss(c, EIGENVALUES, RATE), rel=1e-10)
-    assert last == pytest.approx(1.5**2 * oracle.trace_formula(c, EIGENVALUES, RATE), rel=1e-8)
     assert gradient_norm(mechanism, N, quadratic, stddev=1.5) == pytest.approx(
         1.5**2 * oracle.mean_gradient_norm(c, EIGENVALUES, RATE), rel=1e-10
     )
-
-
-def test_the_second_criterion_is_not_the_one_that_is_printed() -> None:
-    """T = 30, μ = (1, 0.3, 0.05), η = 0.5, λ = 0.7: 40 000 runs of the training loop gave 0.2890 ± 0.0011."""
-    n, eigenvalues, rate = 30, np.array([1.0, 0.3, 0.05]), 0.5
-    mechanism = LambdaCGD(0.7)
-    found = gradient_norm(mechanism, n, Quadratic(Spectrum.from_eigenvalues(eigenvalues), rate))
-    assert found == pytest.approx(0.2879, abs=5e-5)
-    c = matrix(mechanism, n)
-    last = np.maximum.outer(np.arange(n), np.arange(n))
-    v = (1 - rate * eigenvalues)[:, None] ** (n - 1 - np.arange(n))
-    printed = (n - last) / n * (v.T @ np.diag(eigenvalues**2) @ v)
-    assert rate**2 * np.trace(np.linalg.inv(c.T @ c) @ printed) == pytest.approx(0.0152, abs=5e-5)
-    # The closed form of the docstring.
-    a = 1 - rate * eigenvalues
-    lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    right = sum(mu**2 * x**lag * (1 - x ** (2 * (n - last))) / (1 - x**2) for mu, x in zip(eigenvalues, a, strict=True))
-    assert rate**2 * np.trace(np.linalg.inv(c.T @ c) @ right) / n == pytest.approx(found, rel=1e-12)
 
 
 def test_counts_are_directions() -> None:

@@ -1,6 +1,6 @@
 """`on_release` of central training: after each release, with ε so far; and the tools that it can show it in."""
 
-import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,8 +92,4 @@ def test_guarantees_and_plans_are_tables_in_notebooks_with_all_that_an_epsilon_n
         for name in ("ε", "δ", "adjacency", "sampling", "method"):
             assert f"<th>{name}</th>" in html
     assert "<th>condition</th>" in PLAN.guarantee(released=3)._repr_html_()
-    noiseless = Plan(
-        mechanism=LambdaCGD(0.5), participation=PLAN.participation, clip_norm=1.0, noise_multiplier=0, delta=1e-5
-    )
-    assert "<th>ε</th><td>∞</td>" in noiseless._repr_html_()
-    assert math.isinf(noiseless.guarantee().epsilon)
+    assert "<th>ε</th><td>∞</td>" in replace(PLAN, noise_multiplier=0)._repr_html_()

@@ -1,6 +1,7 @@
 """The release protocol: nonce, record, noise, release, in this order and nowhere else."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,15 @@ def opened(path: Path, plan: Plan = PLAN) -> Ledger:
     return Ledger.open(path, plan=plan, configuration={}, key=KEY)
 
 
+def assert_noise(found: np.ndarray, nonces: Sequence[int], stream_id: str, lattice: Lattice) -> None:
+    """It is C⁻¹Z written out; half a step of rounding and a dither of at most 2⁻⁸ standard deviations may move it."""
+    stream = NoiseStream(KEY.noise_of(stream_id))
+    z = np.stack([stream.normal(t, nonce, 0, SIZE) for t, nonce in enumerate(nonces)]).astype(np.float64)
+    expected = PLAN.stddev * (inverse_matrix(PLAN.mechanism, len(nonces)) @ z) / lattice.step
+    assert np.abs(found - expected).max() <= 0.5 + 2**-8 * PLAN.stddev / lattice.step + 1e-6
+    assert np.abs(expected).max() > 100
+
+
 def released(releases: ReleaseProtocol, total: np.ndarray, user: str) -> np.ndarray:
     attempt = releases.plan_round([user])
     releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
@@ -40,8 +50,6 @@ def released(releases: ReleaseProtocol, total: np.ndarray, user: str) -> np.ndar
 
 
 def test_what_is_released_is_the_sum_and_the_rows_of_the_inverse(tmp_path: Path) -> None:
-    """Against C⁻¹Z written out; what rounding to the lattice and the dither may move it by is known."""
-    lattice = lattice_of(PLAN, SIZE)
     sums = np.random.default_rng(1).integers(-1000, 1000, (ROUNDS, SIZE))
     with opened(tmp_path / "run.db") as ledger:
         releases = ReleaseProtocol(ledger, PLAN, KEY)
@@ -49,12 +57,7 @@ def test_what_is_released_is_the_sum_and_the_rows_of_the_inverse(tmp_path: Path)
         nonces = ledger.resume().nonces
         assert releases.count == ROUNDS
         assert len(set(nonces)) == ROUNDS
-        stream = NoiseStream(KEY.noise_of(ledger.stream_id))
-    z = np.stack([stream.normal(t, nonce, 0, SIZE) for t, nonce in enumerate(nonces)]).astype(np.float64)
-    noise = PLAN.stddev * (inverse_matrix(PLAN.mechanism, ROUNDS) @ z) / lattice.step
-    # Half a step of rounding, and a dither of at most 2⁻⁸ standard deviations.
-    assert np.abs(np.array(found) - sums - noise).max() <= 0.5 + 2**-8 * PLAN.stddev / lattice.step + 1e-6
-    assert np.abs(noise).max() > 100
+        assert_noise(np.array(found) - sums, nonces, ledger.stream_id, lattice_of(PLAN, SIZE))
     assert verify(tmp_path / "run.db").problems == ()
 
 
@@ -63,20 +66,12 @@ def test_the_nonce_is_on_record_before_there_is_noise_of_it(tmp_path: Path, monk
 
     def watch(owner: type, name: str) -> None:
         original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **named: order.append(name) or original(*args, **named))
 
-        def watched(*args, **kwargs):
-            order.append(name)
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, watched)
-
-    for owner, name in (
-        (NoiseKey, "nonce_of"),
-        (Ledger, "record_aggregated"),
-        (NoiseSource, "add"),
-        (Ledger, "record_released"),
-    ):
-        watch(owner, name)
+    watch(NoiseKey, "nonce_of")
+    watch(Ledger, "record_aggregated")
+    watch(NoiseSource, "add")
+    watch(Ledger, "record_released")
     with opened(tmp_path / "run.db") as ledger:
         released(ReleaseProtocol(ledger, PLAN, KEY), np.zeros(SIZE, np.int64), "ann")
     assert order == ["nonce_of", "record_aggregated", "add", "record_released"]
@@ -105,11 +100,7 @@ def test_a_list_of_nonces_that_record_appends_to_is_taken_as_it_was() -> None:
     for total in growing:
         noise.add(total, earlier=nonces, attempt=0, record=nonces.append)
     assert len(nonces) == len(set(nonces)) == 2
-    stream = NoiseStream(KEY.noise_of("run"))
-    z = np.stack([stream.normal(t, nonce, 0, SIZE) for t, nonce in enumerate(nonces)]).astype(np.float64)
-    expected = PLAN.stddev * (inverse_matrix(PLAN.mechanism, 2) @ z) / noise.lattice.step
-    assert np.abs(growing - expected).max() <= 0.5 + 2**-8 * PLAN.stddev / noise.lattice.step + 1e-6
-    assert np.abs(expected).max() > 100
+    assert_noise(growing, nonces, "run", noise.lattice)
 
 
 def test_arrays_and_tensors_have_the_same_noise() -> None:
@@ -198,10 +189,7 @@ def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
                 if isinstance(node, ast.Attribute) and node.attr in found:
                     found[node.attr].add(str(path.relative_to(ROOT)))
     assert found == {
-        "nonce_of": {
-            "fedcgd/release/run_noise.py",
-            "fedcgd/keepers/keeper.py",
-        },
+        "nonce_of": {"fedcgd/release/run_noise.py", "fedcgd/keepers/keeper.py"},
         "record_aggregated": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
         "record_released": {"fedcgd/release/protocol.py", "fedcgd/central/releases.py"},
     }

@@ -23,8 +23,8 @@ from fedcgd.keepers.agreement import check_plan, longest_row
 from fedcgd.keepers.keeper import list_hash
 from fedcgd.keepers.masks import Residues
 from fedcgd.ledger import Ledger
-from fedcgd.ledger.run_composition import with_evaluations_by_collusion
 from fedcgd.ledger.store import KEEPERS
+from fedcgd.ledger.verification import with_evaluations_by_collusion
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
