@@ -11,9 +11,8 @@ import ledgers
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
-from flower_runs import hosting
+from flower_runs import hosting, one_user
 from flwr.app import Array, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,21 +61,22 @@ def pool(users, measure=None) -> FakeNode:
     return hosting(users, sequential_training(train), evaluate=evaluate)
 
 
-def single(user: str, *, everywhere: bool = True, measure=None) -> FakeNode:
-    app = ClientApp(mods=[clipped_update_mod] if everywhere else [])
+def on_training_alone(message: Message, context, call_next) -> Message:
+    """The mod, as on the train function alone."""
+    called = clipped_update_mod if message.metadata.message_type == "train" else lambda *given: given[2](*given[:2])
+    return called(message, context, call_next)
 
-    @app.train(mods=[] if everywhere else [clipped_update_mod])
-    def train(message: Message, context) -> Message:
-        new = record(message.content["arrays"]["w"].numpy() + 0.1)
-        return Message(RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 3})}), reply_to=message)
 
-    @app.evaluate()
+def single(user: str, mod=clipped_update_mod, measure=None) -> FakeNode:
+    node = one_user(user, lambda model: model + 0.1, mod)
+
+    @node.app.evaluate()
     def evaluate(message: Message, context) -> Message:
         message.content["arrays"]
         metrics = MetricRecord((measure or truth)(user) | {"num-examples": 3})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    return FakeNode(app, config={"user-id": user})
+    return node
 
 
 def names(count: int = USERS) -> list[str]:
@@ -426,7 +426,7 @@ def test_real_keys_give_the_evaluations_noise_of_their_own(tmp_path: Path) -> No
 
 
 def test_a_mod_on_the_train_function_alone_tells_nothing_and_says_what_to_do(caplog) -> None:
-    grid = FakeGrid({i: single(user, everywhere=False) for i, user in enumerate(names())})
+    grid = FakeGrid({i: single(user, on_training_alone) for i, user in enumerate(names())})
     with caplog.at_level(logging.WARNING, logger="flwr"):
         result = start(make(evaluation()), grid)
     assert result.complete
