@@ -280,6 +280,9 @@ def test_an_agreement_travels_and_another_is_told_apart() -> None:
     for part in ({"protocol": described["protocol"]}, {}):
         with pytest.raises(ValueError, match="the agreement"):
             Agreement.from_description(part, keepers)
+    for size in (0, 2**32 + 1):
+        with pytest.raises(ValueError, match="size"):
+            Agreement(**{**vars(agreement), "size": size})
     contexts = {agreement.context}
     for change in ({"size": 301}, {"bits": 64}, {"run": "s"}):
         contexts.add(Agreement(**{**vars(agreement), **change}).context)
