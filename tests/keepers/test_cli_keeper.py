@@ -68,6 +68,13 @@ def test_records_that_agree_are_said_to(finished: RealKeepers) -> None:
     assert "lambda-cgd" in run("show", str(finished.files[0])).stdout
 
 
+def test_keepers_that_have_opened_nothing_contradict_nobody(tmp_path: Path) -> None:
+    real = RealKeepers(tmp_path)
+    for path in real.files:
+        Keeper.open(path, real.keepers).close()
+    assert verify(real).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
