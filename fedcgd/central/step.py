@@ -53,8 +53,8 @@ class PrivateGradient:
         augmentation_multiplicity: K: how often the transform is called for each example. The gradients of the K copies are
             averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image Classification
             through Scale", 2022, arXiv:2204.13650).
-        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, on a GPU in a sixteenth of
-            its memory.
+        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, or up to eight in 128 MiB;
+            on a GPU as many as fit in a sixteenth of its memory.
         group: the processes that train one model together, as `torch.distributed.group.WORLD`; each computes micro-batches of its
             own. With a `micro_batch` of the same size, any number of them has the same bits.
         on_release: called at the end of each call, with its `CentralRelease`; the optimizer moves the model after that.

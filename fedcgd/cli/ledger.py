@@ -23,7 +23,7 @@ from fedcgd.cli.printing import (
 )
 from fedcgd.cli.usage import Exit, complaints
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.statement import described, facts, records
+from fedcgd.ledger.statement import NO_GUARANTEE, described, facts, records
 from fedcgd.ledger.texts import finding
 from fedcgd.support.files import check_private
 from fedcgd.support.numbers import plural
@@ -43,6 +43,7 @@ def show(asked: ShowOptions) -> None:
         *facts(described(run, verification)),
         ("key", f"fingerprint {run['key_fingerprint']}"),
         *(("note", text) for text in verification.notes),
+        *(("problem", text) for text in verification.problems),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
         ("rounds skipped", str(len(record["skips"]))),
     ]
@@ -76,9 +77,9 @@ def verify(asked: VerifyOptions) -> int:
             console.print(f"compared with the register {register}", soft_wrap=True, markup=False)
         for problem in verification.problems:
             note("Problem", problem)
-        if not verification.problems:
-            releases = plural(verification.released, "release", "releases")
-            console.print(f"{releases}, and no contradiction in the records")
+        releases = plural(verification.released, "release", "releases")
+        sound = f"{releases}, and no contradiction in the records"
+        console.print(NO_GUARANTEE if verification.problems else sound, soft_wrap=True)
     return Exit.CONTRADICTED if verification.problems else 0
 
 

@@ -14,7 +14,7 @@ from fedcgd.cli.html_parts import STYLE, bullets, grid, text
 from fedcgd.cli.printing import finite, printed, status, write_whole
 from fedcgd.cli.usage import Exit
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.statement import DEPLOYMENTS, facts, in_unit, privacy_statement, statement_markdown
+from fedcgd.ledger.statement import DEPLOYMENTS, NO_GUARANTEE, facts, in_unit, privacy_statement, statement_markdown
 from fedcgd.ledger.store import write_notes
 from fedcgd.ledger.texts import finding
 from fedcgd.support.html import table
@@ -45,7 +45,7 @@ def report(asked: ReportOptions) -> int:
     printed(
         asked.json,
         {"output": str(asked.output), "register": register and str(register), "problems": list(statement["problems"])},
-        f"{asked.output} is written, compared with {what}",
+        f"{asked.output} is written, compared with {what}" + f". {NO_GUARANTEE}" * bool(statement["problems"]),
     )
     return Exit.CONTRADICTED if statement["problems"] else 0
 

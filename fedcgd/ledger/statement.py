@@ -196,6 +196,9 @@ _ADAPTIVE = (
 )
 
 
+NO_GUARANTEE = "The records of this run contradict each other or the plan: NO guarantee can be given for it."
+
+
 def sentence(verification: Verification, attacker: AttackerAccuracy | None) -> str:
     """The promise in one or two sentences, or that there is none: then there is no attacker's accuracy either."""
     whole, both = verification.whole, verification.with_evaluations
@@ -207,7 +210,7 @@ def sentence(verification: Verification, attacker: AttackerAccuracy | None) -> s
             "whatever is said below."
         )
     if attacker is None:
-        return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
+        return NO_GUARANTEE
     of_both = both and (
         " Metrics of the models on users' data are reported too, as noised sums: the models and all such evaluations that are "
         f"planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from command_line import run, shown
 from keeper_runs import RealKeepers
 from keeper_services import Services
+from ledgers import release
 from plans import make_plan
 from rich.console import Console
 from shared import record
@@ -28,6 +29,8 @@ from fedcgd.cli.commands import COMMANDS, KEEPER_COMMANDS, LEDGER_COMMANDS
 from fedcgd.cli.declare import WholeNumber
 from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
+from fedcgd.ledger import verify
+from fedcgd.ledger.statement import NO_GUARANTEE
 from fedcgd.optimisation.catalogue import TABLE
 from fedcgd.quadratic import Spectrum
 
@@ -255,10 +258,7 @@ def recorded_run(path: Path, key_file: Path) -> None:
     key = NoiseKey.from_file(key_file, create=True)
     layout = json.dumps([["weight"], [[3]], ["float32"]])
     with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:
-        attempt = ledger.plan_round(0, ["user-ann"])
-        nonce = key.nonce_of(ledger.stream_id, np.zeros(3), earlier=(), attempt=attempt)
-        ledger.record_aggregated(0, attempt, nonce)
-        ledger.record_released(0, attempt, np.ones(3, np.float32).tobytes(), b"", layout)
+        release(ledger, 0, ["user-ann"], np.ones(3, np.float32).tobytes(), b"", layout)
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
@@ -304,9 +304,15 @@ def test_a_forged_record_has_exit_code_1(tmp_path: Path) -> None:
     recorded_run(path, tmp_path / "noise.key")
     assert path.name in "".join(shown(run("ledger", "show", path)).split())  # a name with brackets is a name
     edit(path, "UPDATE users SET participations = 7")
-    result = run("ledger", "verify", path)
-    assert result.exit_code == 1
-    assert "Problem" in result.output
+    [problem] = verify(path).problems
+    for words, code, told in (
+        (("ledger", "show"), 0, f"problem {problem}"),
+        (("ledger", "verify"), 1, f"{problem} {NO_GUARANTEE}"),
+        (("report", "-o", tmp_path / "report.md"), 1, NO_GUARANTEE),
+    ):
+        result = run(*words, path)
+        assert result.exit_code == code
+        assert "".join(told.split()) in "".join(shown(result).split())
 
 
 @pytest.mark.parametrize(
