@@ -116,7 +116,7 @@ def evaluated_users(grid: FakeGrid) -> list[list[str]]:
     return [rounds[key] for key in sorted(rounds)]
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=300, deadline=None)
 @given(
     st.lists(st.floats(allow_nan=False), min_size=1, max_size=5),
     st.sampled_from([1e-3, 1.0, 4.0, 1e6]),
