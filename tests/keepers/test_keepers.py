@@ -15,7 +15,20 @@ from keeper_openings import PLAN, SIZE, agreement_of, opening_for, simulated, up
 from plans import make_plan
 
 from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation
-from fedcgd.keepers import Agreement, Card, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, lifted, mask
+from fedcgd.keepers import (
+    Agreement,
+    Card,
+    Keeper,
+    KeeperKey,
+    Keepers,
+    Opening,
+    RefusedError,
+    add,
+    lifted,
+    mask,
+    sums_of,
+)
+from fedcgd.keepers.agreement import sums_of
 from fedcgd.keepers.keeper import UnreadableError, share_terms
 from fedcgd.keepers.masks import add_masks, residues_of, subtract_masks
 from fedcgd.keepers.record import Record, read, record_file
@@ -395,5 +408,9 @@ def test_residues_have_64_bits_where_32_would_wrap() -> None:
     loud = make_plan(LambdaCGD(0.9), PLAN.participation, noise_multiplier=50_000.0)
     agreement = agreement_of(keepers, loud)
     assert (agreement_of(keepers).bits, agreement.bits) == (32, 64)
+    far = make_plan(LambdaCGD(0.9), PLAN.participation, clip_norm=4.0)
+    users = 2**31 * lattice_of(far, SIZE).step / 4.0  # whose updates together reach beyond
+    found = [sums_of(far, size=SIZE, keepers=keepers, users=int(part * users)).bits for part in (0.5, 1.01)]
+    assert found == [32, 64]
     noise = opened_sum(keepers, agreement, members, updates(2), round=0) * agreement.step
     assert 0.8 < noise.std() / (50_000 * np.sqrt(1.5)) < 1.2
