@@ -15,19 +15,7 @@ from keeper_openings import PLAN, SIZE, agreement_of, opening_for, simulated, up
 from plans import make_plan
 
 from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation
-from fedcgd.keepers import (
-    Agreement,
-    Card,
-    Keeper,
-    KeeperKey,
-    Keepers,
-    Opening,
-    RefusedError,
-    add,
-    lifted,
-    mask,
-    sums_of,
-)
+from fedcgd.keepers import Agreement, Card, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, lifted, mask
 from fedcgd.keepers.agreement import sums_of
 from fedcgd.keepers.keeper import UnreadableError, share_terms
 from fedcgd.keepers.masks import add_masks, residues_of, subtract_masks
