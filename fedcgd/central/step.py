@@ -142,8 +142,6 @@ class PrivateGradient:
             released = self._release(trained)
         assert released is not None
         mean = released.to(torch.float64) * self._scale
-        if len(kinds := {p.dtype for p in trained.values()}) == 1:
-            mean = mean.to(kinds.pop())  # of all at once, which a GPU begins once
         for p, part in zip(trained.values(), torch.split(mean, self._sizes), strict=True):
             p.grad = as_spread(part.view(p.shape).to(p.dtype), p)
         self._round += 1

@@ -234,8 +234,6 @@ def _form_for(rows: Tensor) -> RowPasses:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    if rows.shape[1] < LANES:
-        return _BY_TORCH.squares(rows)
     lanes = np.zeros((len(rows), LANES))
     kernels().squares(aligned(rows.numpy()), lanes)
     return torch.from_numpy(lanes.sum(axis=1))

@@ -87,8 +87,8 @@ class Private:
     epochs: int = 10
     steps: Annotated[int, Option(help="rounds of an epoch")] = 20
     clip_norm: float = 1.0
-    mean_part: Annotated[
-        float, Option(help="part of the budget for a private mean, which is subtracted from the inputs, say 0.05")
+    normalise: Annotated[
+        float, Option(help="part of the budget for the mean and scale of a linear model's inputs, say 0.05")
     ] = 0.0
 
 
@@ -151,7 +151,7 @@ def train_command(
     late = within(running.minutes)
     trainer = running.trainer(late)
     shared = {
-        name: getattr(private, name) for name in ("delta", "sampling", "epochs", "steps", "clip_norm", "mean_part")
+        name: getattr(private, name) for name in ("delta", "sampling", "epochs", "steps", "clip_norm", "normalise")
     }
     point = CentralPoint(
         task=task, model=model, mechanism=mechanism, epsilon=private.epsilon[0], learning_rate=1.0,

@@ -77,12 +77,12 @@ class CentralTrainer:
         before = {setup: {name: row[name] for name in CLAIM} for row in rows if (setup := _setup_of(row)) in wanted}
         claims = {setup: before.get(setup) or claim(setup) for setup in dict.fromkeys(one.setup for one in points)}
         plans = [plan_of(one, claims[one.setup]) for one in points]
-        if point.mean_part:
+        if point.normalise:
             if not _softmax(point.task, point.model or None, self.data_dir):
                 raise ValueError(
-                    f"mean_part must be 0 for {point.model}: only softmax regression has its inputs centred"
+                    f"normalise must be 0 for {point.model}: only the inputs of softmax regression are normalised"
                 )
-            data = centred(data, point)
+            data = normalised(data, point)
         judged = data.validation if point.split == "validation" else data.test
         model = task.model(point.seed)
         accuracies = []
@@ -128,8 +128,8 @@ def check_steps(examples: int, steps: int) -> None:
 def claim(setup: Setup) -> dict[str, Any]:
     """σ of `setup`, and what its ε means."""
     participation, mechanism, mean, epsilon = setup.participation(), mechanism_of(setup), None, setup.epsilon
-    if setup.mean_part:
-        mean, epsilon = mean_plan(epsilon=epsilon, delta=setup.delta, part=setup.mean_part)
+    if setup.normalise:
+        mean, epsilon = mean_plan(epsilon=epsilon, delta=setup.delta, part=setup.normalise)
     guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=setup.delta)
     described = guarantee.to_description()
     found = {name: described[name] for name in CLAIM}
@@ -144,27 +144,43 @@ def claim(setup: Setup) -> dict[str, Any]:
         joint = compose(runs, delta=setup.delta)
         assert joint.epsilon <= setup.epsilon
         found["method"] = (
-            f"{joint.proof.method}, the inputs' private mean ({setup.mean_part:g} of the budget) and training"
+            f"{joint.proof.method}, the inputs' normalisation ({setup.normalise:g} of the budget) and training"
         )
     return found
 
 
-def centred(data: Data, point: CentralPoint) -> Data:
-    """The inputs of `data`, of norm 1 and flat, less their private mean: that of the training examples, with noise.
+def normalised(data: Data, point: CentralPoint) -> Data:
+    """The inputs of `data`, flat: of norm 1, less their private mean, and each channel over its private deviation.
 
-    Normalised features at a counted cost, as in Tramèr and Boneh, "Differentially Private Learning Needs Better Features
-    (or Much More Data)", 2021, arXiv:2011.11660; they divide by standard deviations too.
+    All that is released of the training examples is one noised mean, of rows of a picture and its channels' square norms
+    together. Inputs of shape (examples, channels, …) are scaled, others are centred only. (Tramèr and Boneh, "Differentially
+    Private Learning Needs Better Features (or Much More Data)", 2021, arXiv:2011.11660.)
     """
+    shape = data.train.inputs.shape[1:]
+    channels = shape[0] if len(shape) > 1 and shape[0] > 1 else 0
 
     def unit(part: Examples) -> Tensor:
         return functional.normalize(part.inputs.flatten(1), dim=1)
 
-    mean = private_mean(
-        unit(data.train).numpy(), epsilon=point.epsilon, delta=point.delta, part=point.mean_part,
+    rows = unit(data.train)
+    squares = rows.view(len(rows), channels, -1).square().sum(2) if channels else rows[:, :0]
+    found = private_mean(
+        torch.cat([rows, squares], dim=1).numpy(), epsilon=point.epsilon, delta=point.delta, part=point.normalise,
         key=NoiseKey.simulation(point.seed),
-    ).mean  # fmt: skip
-    shift = torch.from_numpy(mean).float()
-    return Data(*(Examples(unit(part) - shift, part.targets) for part in (data.train, data.validation, data.test)))
+    )  # fmt: skip
+    released = torch.from_numpy(found.mean).float()
+    mean, scale = released[: rows.shape[1]], torch.ones(rows.shape[1])
+    if channels:
+        square = released[rows.shape[1] :]
+        # Rows were divided by their norm, from 1 to √2. The squares of a row add up to 1: their sum is the mean of 1/norm.
+        left = square.sum().clamp(0.5**0.5, 1)
+        mean, square = mean / left, square / left
+        variance = square - mean.view(channels, -1).square().sum(1)
+        variance = variance.clamp(min=found.plan.stddev / len(rows))  # as large as the noise in it
+        scale = variance.rsqrt().repeat_interleave(rows.shape[1] // channels)
+    return Data(
+        *(Examples((unit(part) - mean) * scale, part.targets) for part in (data.train, data.validation, data.test))
+    )
 
 
 def mechanism_of(setup: Setup) -> Mechanism:

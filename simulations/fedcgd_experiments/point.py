@@ -18,9 +18,9 @@ class Setup:
     """What the noise depends on: points that share it share a calibration. `steps` is rounds per epoch.
 
     `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized", "file:curve.json". ε is of
-    training and, with a `mean_part`, of the inputs' mean too: that part of the budget is for it. Raises ValueError if a mechanism
-    is misspelled, if a file that is read (to calibrate, or to count the groups of a sampling) is not there, and for a mean next
-    to a secret sampling, under which budgets add up otherwise.
+    training and of what normalises the inputs, which has the part `normalise` of the budget. Raises ValueError if a mechanism is
+    misspelled, if a file that is read (to calibrate, or to count the groups of a sampling) is not there, and for a normalisation
+    next to a secret sampling, under which budgets add up otherwise.
     """
 
     mechanism: str
@@ -29,12 +29,12 @@ class Setup:
     delta: float
     steps: int
     epochs: int
-    mean_part: float = 0.0
+    normalise: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mean_part < 1 or (self.mean_part and scheme_of(self.sampling).hidden):
+        if not 0 <= self.normalise < 1 or (self.normalise and scheme_of(self.sampling).hidden):
             raise ValueError(
-                f"mean_part must be at least 0 and below 1, and 0 with a secret sampling; got {self.mean_part} with sampling "
+                f"normalise must be at least 0 and below 1, and 0 with a secret sampling; got {self.normalise} with sampling "
                 f"{self.sampling}"
             )
         if not self.in_file:  # records are read where the file may be gone
@@ -128,12 +128,12 @@ class CentralPoint(Setup, Descent):
     def batches(self) -> "CentralPoint":
         """Equal for points whose model, batches and Z are the same, whatever their mechanisms, budgets and ways to learn.
 
-        Those whose inputs are centred share their budgets too.
+        Those whose inputs are normalised share their budgets too.
         """
         return replace(
             self,
             mechanism=self.mechanism if self._has_groups else "dp-sgd",
-            epsilon=self.epsilon if self.mean_part else 1.0,  # the noise of the mean
+            epsilon=self.epsilon if self.normalise else 1.0,  # the noise of what normalises
             clip_norm=1.0,
             learning_rate=1.0,
             momentum=0.0,
