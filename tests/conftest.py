@@ -40,7 +40,6 @@ LONG = {
     "processes of their own: what they do is tested in this one": ("central/test_pure_step_ranks.py",),
     "errors and losses of mechanisms, however they were found; σ is that of whatever was found": (
         "curvature/test_curvature_measure.py",
-        "curvature/test_curvature_fitted.py::test_lambda_for_a_budget_counts_the_sampling_in",
         "optimisation/test_optimisation_peers.py",
     ),
     "many Monte Carlo samples, as fewer of the same search take in other tests of the file": (
@@ -49,7 +48,6 @@ LONG = {
         "accounting/test_compose.py::test_a_balls_in_bins_run_beside_a_gaussian_one_by_quadrature",
         "accounting/test_selection_of_numbers.py::test_a_plan_is_accounted_for_with_the_damped_mechanism",
         "accounting/test_selection_of_numbers.py::test_the_command_line_says_what_was_damped",
-        "opacus/test_opacus_answers.py::test_a_mechanism_that_is_left_out_is_asked_for_with_the_one_of_opacus",
     ),
 }
 """Folders, files and tests that `make test` leaves out, and why the others notice what these do. So it does with the tests that

@@ -65,8 +65,8 @@ class RatioGrid:
 class Memory:
     """Sizes: of what the processor keeps near, and of what memory holds. Larger is slower or does not fit, smaller is slower."""
 
-    block: int = 2**17
-    """Numbers in one block of draws: 1 MiB."""
+    block: int = 2**18
+    """Numbers in one block of draws: 2 MiB, of which a few go through the second cache at a time."""
     tuples: int = 2**22
     """Numbers of tuples that are drawn at a time."""
     table: int = 2**25
@@ -94,13 +94,13 @@ class Drawing:
     """Tuples that choose the order of the moment; and the part of them that must be accepted."""
     removing: tuple[int, int] = (2**12, 2**20)
     """Fewest and most of a confirmation."""
-    adding: tuple[int, ...] = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
+    adding: tuple[int, ...] = (2**12, 2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
     """Of a confirmation: the first that make sure that adding does not rule."""
     numbers: tuple[float, float] = (1e8, 2e8)
     """Numbers drawn for one direction of a confirmation at most, about: some seconds."""
     overhead: int = 100
     """Numbers that a draw takes as much time as, besides one for each round."""
-    precision: tuple[float, float, float] = (0.07, 0.03, 3e7)
+    precision: tuple[float, float, float] = (0.2, 0.03, 3e7)
     """The part of δ that more draws should not be spent on; the same while draws take a second or two;
     and how many numbers those are."""
 
@@ -117,11 +117,13 @@ class Search:
     """In log σ or log ε: down at most, up at most, and a bracket in which δ jumps, so that the search ends."""
     slope: tuple[float, float, float] = (2.0, 40.0, 0.08)
     """−log δ over log σ or log ε: least and most; and the distance below which two points with few draws show none."""
-    finer: tuple[int, float] = (16, 0.03)
+    finer: tuple[int, float] = (16, 0.05)
     """Times as many draws, once, where the search ended, but no more than leave δ such a scatter."""
     care: tuple[float, float] = (1.3, 0.01)
     """Times the slope, on the last step down, which stays so far of log δ below its goal: what fails takes longer than
     all before."""
+    negligible: float = 0.5
+    """Of what removing a user costs: where a quarter of the draws say that adding one costs less, they are enough."""
     tries: tuple[int, float] = (8, 1.002)
     """Confirmations at most, that share the failure probability; and times σ, at least, after one that failed."""
 

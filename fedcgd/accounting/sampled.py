@@ -228,6 +228,8 @@ class Sampled:
         def excess(coarser: float) -> Callable[[float], float]:
             return lambda sigma: math.log(max(self.delta(sigma, epsilon, coarser), LEAST_DELTA) / delta)
 
+        if excess(_GRID.rough[0])(most) > math.log(2):
+            return most  # far from enough there
         # Larger steps only raise δ, so that what is enough by them is enough.
         rough = _least(excess(_GRID.rough[0]), most, 2.0, _GRID.rough[1])
         return _least(excess(1.0), rough, 1.005, _GRID.accuracy / 2)

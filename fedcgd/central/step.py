@@ -53,8 +53,8 @@ class PrivateGradient:
         augmentation_multiplicity: K: how often the transform is called for each example. The gradients of the K copies are
             averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image Classification
             through Scale", 2022, arXiv:2204.13650).
-        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, on a GPU in a sixteenth of
-            its memory.
+        micro_batch: of how many examples gradients exist at once; by default as many as fit in 32 MiB, or up to eight in 128 MiB;
+            on a GPU as many as fit in a sixteenth of its memory.
         group: the processes that train one model together, as `torch.distributed.group.WORLD`; each computes micro-batches of its
             own. With a `micro_batch` of the same size, any number of them has the same bits.
         on_release: called at the end of each call, with its `CentralRelease`; the optimizer moves the model after that.
@@ -142,8 +142,6 @@ class PrivateGradient:
             released = self._release(trained)
         assert released is not None
         mean = released.to(torch.float64) * self._scale
-        if len(kinds := {p.dtype for p in trained.values()}) == 1:
-            mean = mean.to(kinds.pop())  # of all at once, which a GPU begins once
         for p, part in zip(trained.values(), torch.split(mean, self._sizes), strict=True):
             p.grad = as_spread(part.view(p.shape).to(p.dtype), p)
         self._round += 1

@@ -1,7 +1,7 @@
 """`fedcgd compare`: mechanisms side by side at one budget, and what their noise costs on a quadratic."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from fedcgd.cli.printing import (
     number,
     print_json,
     print_refusals,
-    progress,
     sensitivity_text,
+    status,
 )
 from fedcgd.cli.usage import in_options
 from fedcgd.optimisation.catalogue import LAMBDA, MechanismSpec, spelling_of
@@ -68,11 +68,14 @@ def compare(asked: CompareOptions) -> None:
         raise ValueError(f"--plot is a .png, .svg or .pdf file in a folder that is there, got {asked.plot}")
     candidates = list(_candidates(asked, quadratic))
     rows: list[dict[str, Any]] = []
-    with progress(len(candidates), quiet=asked.json) as step:
-        for one in candidates:
-            step(one.label)
+    with status(asked.json) as say:
+        for place, one in enumerate(candidates, 1):
+
+            def step(text: str, what: str = f"{one.label}, {place} of {len(candidates)}") -> None:
+                say(f"{what}: {text}")
+
             try:
-                rows.append(_row(one, asked, quadratic))
+                rows.append(_row(one, asked, quadratic, step))
             except ValueError as reason:
                 if len(candidates) == 1:
                     raise
@@ -106,11 +109,15 @@ def _fits(spec: MechanismSpec, quadratic: Quadratic | None) -> list[Quadratic | 
     return [None, quadratic] if row.optimise is not None or row.parameters == (LAMBDA,) else [quadratic]
 
 
-def _row(one: Candidate, asked: CompareOptions, quadratic: Quadratic | None) -> dict[str, Any]:
+def _row(
+    one: Candidate, asked: CompareOptions, quadratic: Quadratic | None, say: Callable[[str], None]
+) -> dict[str, Any]:
     """What is reported of a mechanism. Raises ValueError for what is not covered."""
     participation, workload = one.run.run(asked.rounds), asked.workload(asked.rounds)
-    made = one.run.chosen(participation, epsilon=asked.epsilon, delta=asked.delta, curvature=one.fitted_to)
-    guarantee = calibrate(made, participation, epsilon=asked.epsilon, delta=asked.delta)
+    target = {"epsilon": asked.epsilon, "delta": asked.delta}
+    say("choosing")
+    made = one.run.chosen(participation, **target, curvature=one.fitted_to, progress=say)
+    guarantee = calibrate(made, participation, **target, progress=say)
     label = f"{one.label} → {spelling_of(made)}" if one.run.spelling().is_open else one.label
     row = {"label": label, **figures(made, participation, guarantee, workload, quadratic)}
     if quadratic is None:

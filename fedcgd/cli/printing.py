@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +170,3 @@ def status(quiet: bool, what: str = "calculating") -> Iterator[Callable[[str], N
             line.update(task, description=f"{what}: {escape(text)}")
 
         yield say
-
-
-@contextmanager
-def progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """As `status`, for `total` pieces of work: each call of the yielded function names the next one."""
-    numbers = count(1)
-    with status(quiet) as say:
-        yield lambda what: say(f"{what}, {next(numbers)} of {total}")

@@ -18,7 +18,8 @@ ExampleLoss = Callable[..., Tensor]
 """(flat parameters, *one example's tensors) → that example's loss, a scalar."""
 
 CHUNK_ENTRIES = 2**23
-"""Gradient entries held at once by default in main memory, 32 MiB: more are in no cache, and no faster."""
+"""Gradient entries held at once by default in main memory, 32 MiB: more are in no cache, and no faster. Of larger models, up to
+four times as many where that makes eight rows or fewer: each call of vmap takes milliseconds of Python."""
 
 _PART_OF_A_GPU = 64
 """On a GPU one entry for so many bytes of its memory, a sixteenth of it: each part of a batch waits for the host."""
@@ -29,10 +30,11 @@ _MOST_ROWS = 4096  # however few numbers are trained: what the model computes of
 
 def rows_at_once(size: int, device: torch.device) -> int:
     """How many gradients of `size` numbers exist at once by default."""
-    entries = CHUNK_ENTRIES
     if device.type == "cuda":
-        entries = torch.cuda.get_device_properties(device).total_memory // _PART_OF_A_GPU
-    return max(1, min(entries // max(1, size), _MOST_ROWS))
+        rows = torch.cuda.get_device_properties(device).total_memory // _PART_OF_A_GPU // max(1, size)
+    else:
+        rows = max(CHUNK_ENTRIES // max(1, size), min(8, 4 * CHUNK_ENTRIES // max(1, size)))
+    return max(1, min(rows, _MOST_ROWS))
 
 
 def example_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> ExampleLoss:
@@ -232,8 +234,6 @@ def _form_for(rows: Tensor) -> RowPasses:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    if rows.shape[1] < LANES:
-        return _BY_TORCH.squares(rows)
     lanes = np.zeros((len(rows), LANES))
     kernels().squares(aligned(rows.numpy()), lanes)
     return torch.from_numpy(lanes.sum(axis=1))

@@ -184,7 +184,9 @@ class Agreement(Sums):
             "keepers": self.keepers.digest,
             "run": self.run,
         }
-        return described | {EVALUATION: self._described(evaluations[0])} if evaluations else described
+        for sums in evaluations:  # one at most
+            described[EVALUATION] = self._described(sums)
+        return described
 
     def _described(self, sums: Sums) -> dict[str, Any]:
         step = step_of(sums.plan, sums.size, self.keepers.shares)

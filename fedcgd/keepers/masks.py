@@ -62,10 +62,9 @@ def mask(
     info = agreement.info(round, attempt, present)
     residues = residues_of(values, agreement.bits)
     ticket = os.urandom(TICKET_BYTES)
-    seeds = [os.urandom(SEED_BYTES) for _ in present]
-    cards = [agreement.keepers.card(name) for name in present]
-    sealed = {card.name: card.seal(seed, info + ticket) for card, seed in zip(cards, seeds, strict=True)}
-    add_masks(residues, seeds)
+    seeds = {name: os.urandom(SEED_BYTES) for name in present}
+    sealed = {name: agreement.keepers.card(name).seal(seed, info + ticket) for name, seed in seeds.items()}
+    add_masks(residues, list(seeds.values()))
     return Masked(residues, ticket, sealed)
 
 

@@ -219,7 +219,7 @@ def ask(address: str, question: str, asked: bytes, tls: Tls, *, most: int, timeo
             with suppress(OSError):
                 socket.socket.shutdown(wrapped, socket.SHUT_RDWR)  # the system's: whatever waits for a byte ends
 
-        timer = threading.Timer(max(0.0, timeout - (time.monotonic() - began)), end)
+        timer = threading.Timer(timeout - (time.monotonic() - began), end)
         timer.daemon = True
         timer.start()
         connection = http.client.HTTPConnection(host, port)

@@ -491,12 +491,10 @@ class JointBudget:
         inside = {user: tuple(i for i in together.of(user) if i != last) for user in users}
         over = {group for group in set(inside.values()) if not together.admits(last, group)}
         costs = [together.guarantee([*group, last], self.delta).epsilon for group in over]
-        nobody_asked = tuple(i for i in together.of(None) if i != last)
-        if not together.admits(last, nobody_asked):
-            cost = rounded_up(together.guarantee([*nobody_asked, last], self.delta).epsilon)
-            raise refuse(
-                "nobody-may-take-part", runs=len(nobody_asked), cost=cost, delta=self.delta, epsilon=self.epsilon
-            )
+        unasked = tuple(i for i in together.of(None) if i != last)
+        if not together.admits(last, unasked):
+            cost = rounded_up(together.guarantee([*unasked, last], self.delta).epsilon)
+            raise refuse("nobody-may-take-part", runs=len(unasked), cost=cost, delta=self.delta, epsilon=self.epsilon)
         return Admission(
             refused=frozenset(user for user in users if inside[user] in over),
             configuration=configuration,

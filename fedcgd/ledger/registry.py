@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcgd.ledger import attempts
-from fedcgd.ledger.store import RunLock, StoredRun, checkpoint, connect, reader, stored_run
+from fedcgd.ledger.store import RunLock, StoredRun, checkpoint, connect, migrate, reader, stored_run
 from fedcgd.ledger.texts import refuse
 from fedcgd.noise.keys import NONCE_BYTES, NoiseKey, delete_key_file, runs_file
 from fedcgd.support.records import check_record, check_tables, make_record, now, read_only, record_name, transaction
@@ -201,6 +201,7 @@ def seal(path: Path | str, key_file: Path | None) -> None:
             _check_not_needed(registry, run.stream_id, key_file)
         connection = stack.enter_context(closing(connect(path)))
         with transaction(connection):
+            migrate(connection, path)
             attempts.abandon(connection, Path(path))
             connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
         checkpoint(connection)

@@ -14,7 +14,7 @@ import numpy as np
 from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.attempts import ParticipationCounter, RecordedOpening
 from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
-from fedcgd.ledger.store import RunLock, RunSettings, checkpoint, connect, stored_run, write_run
+from fedcgd.ledger.store import RunLock, RunSettings, checkpoint, connect, migrate, stored_run, write_run
 from fedcgd.ledger.texts import refuse
 from fedcgd.noise.keys import NONCE_BYTES, NoiseKey, runs_file
 from fedcgd.participation.cohorts import check_round
@@ -147,6 +147,7 @@ class Ledger(Closable):
                 if new:
                     # A simulation shall repeat, with a ledger or without one.
                     write_run(connection, defined, purpose if key.simulated else secrets.token_hex(16))
+                migrate(connection, name)
                 _check_same(connection, name, defined, key)
                 stream_id = stored_run(connection).stream_id
                 # First: the key counts them as releases, and compares.

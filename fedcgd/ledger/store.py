@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,12 @@ from fedcgd.support.untrusted import MalformedError, Optional, clean, inflate, p
 
 FORMAT = 4
 _EARLIER = 3
-_FORWARDED = """SELECT 1 FROM metrics WHERE kind = 'evaluate on clients'
-    UNION SELECT 1 FROM run WHERE configuration LIKE '%"forward_client_metrics": true%'"""
+_UNSAID = {
+    "forwarded metrics of clients without noise, which no ε covers": "SELECT 1 FROM metrics WHERE kind = 'evaluate on clients' "
+    "UNION SELECT 1 FROM run WHERE configuration LIKE '%\"forward_client_metrics\": true%'",
+    "was declared the latest of a run without a register": "SELECT 1 FROM sqlite_schema WHERE name = 'adoptions'",
+}
+"""What a ledger of the earlier format may say and none of today can → a query that has a row then."""
 
 USERS = """CREATE TABLE users (
     id INTEGER PRIMARY KEY,
@@ -202,18 +206,13 @@ def write_run(connection: sqlite3.Connection, defined: RunSettings, stream_id: s
 
 def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
-
-    def prepare(connection: sqlite3.Connection) -> None:
-        if not make_tables(connection, _SCHEMA):
-            _migrate(connection, path)
-
-    return open_file(path, "a ledger", prepare)
+    return open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
 
 
-def _migrate(connection: sqlite3.Connection, path: Path | str, schema: str = "main") -> None:
+def migrate(connection: sqlite3.Connection, path: Path | str, schema: str = "main") -> None:
     """Let a ledger of format 3 be one of today, inside the caller's transaction, so that a kill leaves the old one or the new.
 
-    Drafts of that format lack tables. What it says that none of today can is refused.
+    Drafts of that format lack tables. What it says that none of today can is refused, and so are other formats.
 
     Args:
         connection: of the ledger, which is left alone if it is one of today.
@@ -223,14 +222,14 @@ def _migrate(connection: sqlite3.Connection, path: Path | str, schema: str = "ma
     formats = connection.execute("SELECT format FROM run").fetchall()
     if formats == [(FORMAT,)]:
         return
-    if formats != [(_EARLIER,)] and (formats or schema == "temp"):
+    if formats != [(_EARLIER,)]:
         raise refuse("another-version", path=path, format=FORMAT)
-    check_tables(connection, _SCHEMA)
+    try:
+        check_tables(connection, _SCHEMA)
+    except MalformedError as error:
+        raise refuse("unreadable", path=path, error=error) from error
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    unsaid = {"forwarded metrics of clients without noise, which no ε covers": _FORWARDED}
-    if "adoptions" in tables:
-        unsaid["was declared the latest ledger of a run that had lost its register"] = "SELECT 1 FROM adoptions"
-    for what, query in unsaid.items():
+    for what, query in _UNSAID.items():
         if connection.execute(query).fetchone():
             raise refuse("earlier-version", path=path, what=what)
     # Of indices drafts lack only those for rounds of keepers, which they could not have.
@@ -248,6 +247,7 @@ def write_notes(path: Path | str, notes: Mapping[str, str]) -> None:
         pass
     with closing(connect(path)) as connection:
         with transaction(connection):
+            migrate(connection, path)
             connection.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?)", notes.items())
         checkpoint(connection)
 
@@ -262,26 +262,23 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise refuse("no-ledger", path=path)
     # A process that has it open has a -wal next to it. Else SQLite would make one, and leave it, or fail where nobody may write.
-    unused, changed = not _in_use(path), path.stat().st_mtime_ns
+    log = Path(f"{path}-wal")
+    unused, changed = not log.exists(), path.stat().st_mtime_ns
     try:
         with read_only(path, immutable=unused) as connection:
             connection.execute("BEGIN")
             connection.execute("PRAGMA query_only = OFF")  # of tables in memory; the file is open for reading only
-            _migrate(connection, path, "temp")
+            migrate(connection, path, "temp")
             connection.execute("PRAGMA query_only = ON")
             check_tables(connection, _SCHEMA)
             yield connection
-            if unused and (_in_use(path) or path.stat().st_mtime_ns != changed):
+            if unused and (log.exists() or path.stat().st_mtime_ns != changed):
                 raise refuse("came-into-use", path=path)
     except (sqlite3.DatabaseError, MalformedError) as error:
         words = str(error)
         if "readonly" in words or "unable to open" in words:
             raise refuse("unreadable-while-in-use", path=path, error=clean(error)) from error
         raise refuse("unreadable", path=path, error=clean(error)) from error
-
-
-def _in_use(path: Path) -> bool:
-    return Path(f"{path}-wal").exists()
 
 
 def checkpoint(connection: sqlite3.Connection) -> None:

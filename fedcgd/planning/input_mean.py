@@ -34,6 +34,27 @@ class PrivateMean:
     epsilon_left: float
 
 
+def mean_plan(*, epsilon: float, delta: float, part: float) -> tuple[Plan, float]:
+    """What `private_mean` releases, and the ε that training has left at the same δ. Nothing of it depends on the inputs.
+
+    Args:
+        epsilon: of the mean and training together.
+        delta: of the mean and training together.
+        part: of the budget that the mean has, between 0 and 1.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
+    if not 0 < part < 1:
+        raise ValueError(f"part must be between 0 and 1, got {part}")
+    whole = gaussian.sigma(epsilon=epsilon, delta=delta)
+    plan = Plan(
+        mechanism=DPSGD(), participation=Participation(rounds=1), clip_norm=1.0,
+        noise_multiplier=whole / math.sqrt(part), delta=delta,
+    )  # fmt: skip
+    return plan, gaussian.epsilon(sigma=whole / math.sqrt(1 - part), delta=delta) * (1 - _BELOW)
+
+
 def private_mean(
     inputs: NDArray[np.floating], *, epsilon: float, delta: float, key: NoiseKey, part: float = 0.05
 ) -> PrivateMean:
@@ -56,13 +77,7 @@ def private_mean(
     """
     if np.ndim(inputs) != 2 or not len(inputs):
         raise ValueError(f"inputs must have a row for each user, got shape {np.shape(inputs)}")
-    if not 0 < part < 1:
-        raise ValueError(f"part must be between 0 and 1, got {part}")
-    whole = gaussian.sigma(epsilon=epsilon, delta=delta)
-    plan = Plan(
-        mechanism=DPSGD(), participation=Participation(rounds=1), clip_norm=1.0,
-        noise_multiplier=whole / math.sqrt(part), delta=delta,
-    )  # fmt: skip
+    plan, left = mean_plan(epsilon=epsilon, delta=delta, part=part)
     users, features = inputs.shape
     lattice = lattice_of(plan, features)
     total = np.zeros(features, np.int64)
@@ -75,5 +90,4 @@ def private_mean(
     array_noise(plan, key, _STREAM, lattice).add(total, earlier=(), attempt=0)
     mean = lattice.from_steps(total) / users
     noise = features * (plan.stddev / users) ** 2
-    left = gaussian.epsilon(sigma=whole / math.sqrt(1 - part), delta=delta)
-    return PrivateMean(mean, float(np.clip(mean @ mean - noise, 0, 1)), plan, left * (1 - _BELOW))
+    return PrivateMean(mean, float(np.clip(mean @ mean - noise, 0, 1)), plan, left)

@@ -232,7 +232,7 @@ def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection
         connection.execute("PRAGMA synchronous = FULL")
         with transaction(connection):
             prepare(connection)
-    except (sqlite3.DatabaseError, MalformedError) as error:
+    except sqlite3.DatabaseError as error:
         connection.close()
         if isinstance(error, sqlite3.OperationalError):
             raise

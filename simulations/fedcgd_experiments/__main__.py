@@ -87,6 +87,9 @@ class Private:
     epochs: int = 10
     steps: Annotated[int, Option(help="rounds of an epoch")] = 20
     clip_norm: float = 1.0
+    normalise: Annotated[
+        float, Option(help="part of the budget for the mean and scale of a linear model's inputs, say 0.05")
+    ] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +150,9 @@ def train_command(
     os.nice(running.nice)
     late = within(running.minutes)
     trainer = running.trainer(late)
-    shared = {name: getattr(private, name) for name in ("delta", "sampling", "epochs", "steps", "clip_norm")}
+    shared = {
+        name: getattr(private, name) for name in ("delta", "sampling", "epochs", "steps", "clip_norm", "normalise")
+    }
     point = CentralPoint(
         task=task, model=model, mechanism=mechanism, epsilon=private.epsilon[0], learning_rate=1.0,
         momentum=learning.momentum, schedule=learning.schedule, average=learning.average,
@@ -216,7 +221,14 @@ def plot_command(
         "gains": lambda: plots.gains(found),
         "frontier": lambda: plots.frontier(found, epsilon),
         "runtime": lambda: plots.runtime_bars(timed),
-        **({"real-data": partial(real_tables.picture, results)} if (results / "real_data.jsonl").exists() else {}),
+        **(
+            {
+                "real-data": partial(real_tables.picture, results),
+                "real-data-lambdas": partial(real_tables.lambda_picture, results),
+            }
+            if (results / "real_data.jsonl").exists()
+            else {}
+        ),
         **{
             name: partial(plots.lambdas, Found.read(results, name))
             for name in PAPER_STUDIES

@@ -12,15 +12,17 @@ import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.accounting import calibrate
+from fedcgd.accounting import PastRun, calibrate, compose
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.planning.input_mean import mean_plan, private_mean
 from fedcgd.support.files import atomic_write
 from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Setup, descent
@@ -75,6 +77,12 @@ class CentralTrainer:
         before = {setup: {name: row[name] for name in CLAIM} for row in rows if (setup := _setup_of(row)) in wanted}
         claims = {setup: before.get(setup) or claim(setup) for setup in dict.fromkeys(one.setup for one in points)}
         plans = [plan_of(one, claims[one.setup]) for one in points]
+        if point.normalise:
+            if not _softmax(point.task, point.model or None, self.data_dir):
+                raise ValueError(
+                    f"normalise must be 0 for {point.model}: only the inputs of softmax regression are normalised"
+                )
+            data = normalised(data, point)
         judged = data.validation if point.split == "validation" else data.test
         model = task.model(point.seed)
         accuracies = []
@@ -119,10 +127,60 @@ def check_steps(examples: int, steps: int) -> None:
 
 def claim(setup: Setup) -> dict[str, Any]:
     """σ of `setup`, and what its ε means."""
-    participation = setup.participation()
-    guarantee = calibrate(mechanism_of(setup), participation, epsilon=setup.epsilon, delta=setup.delta)
+    participation, mechanism, mean, epsilon = setup.participation(), mechanism_of(setup), None, setup.epsilon
+    if setup.normalise:
+        mean, epsilon = mean_plan(epsilon=epsilon, delta=setup.delta, part=setup.normalise)
+    guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=setup.delta)
     described = guarantee.to_description()
-    return {name: described[name] for name in CLAIM}
+    found = {name: described[name] for name in CLAIM}
+    if mean is not None:
+        runs = [
+            PastRun(mechanism=one, participation=when, noise_multiplier=sigma)
+            for one, when, sigma in (
+                (mean.mechanism, mean.participation, mean.noise_multiplier),
+                (mechanism, participation, guarantee.noise_multiplier),
+            )
+        ]
+        joint = compose(runs, delta=setup.delta)
+        assert joint.epsilon <= setup.epsilon
+        found["method"] = (
+            f"{joint.proof.method}, the inputs' normalisation ({setup.normalise:g} of the budget) and training"
+        )
+    return found
+
+
+def normalised(data: Data, point: CentralPoint) -> Data:
+    """The inputs of `data`, flat: of norm 1, less their private mean, and each channel over its private deviation.
+
+    All that is released of the training examples is one noised mean, of rows of a picture and its channels' square norms
+    together. Inputs of shape (examples, channels, …) are scaled, others are centred only. (Tramèr and Boneh, "Differentially
+    Private Learning Needs Better Features (or Much More Data)", 2021, arXiv:2011.11660.)
+    """
+    shape = data.train.inputs.shape[1:]
+    channels = shape[0] if len(shape) > 1 and shape[0] > 1 else 0
+
+    def unit(part: Examples) -> Tensor:
+        return functional.normalize(part.inputs.flatten(1), dim=1)
+
+    rows = unit(data.train)
+    squares = rows.view(len(rows), channels, -1).square().sum(2) if channels else rows[:, :0]
+    found = private_mean(
+        torch.cat([rows, squares], dim=1).numpy(), epsilon=point.epsilon, delta=point.delta, part=point.normalise,
+        key=NoiseKey.simulation(point.seed),
+    )  # fmt: skip
+    released = torch.from_numpy(found.mean).float()
+    mean, scale = released[: rows.shape[1]], torch.ones(rows.shape[1])
+    if channels:
+        square = released[rows.shape[1] :]
+        # Rows were divided by their norm, from 1 to √2. The squares of a row add up to 1: their sum is the mean of 1/norm.
+        left = square.sum().clamp(0.5**0.5, 1)
+        mean, square = mean / left, square / left
+        variance = square - mean.view(channels, -1).square().sum(1)
+        variance = variance.clamp(min=found.plan.stddev / len(rows))  # as large as the noise in it
+        scale = variance.rsqrt().repeat_interleave(rows.shape[1] // channels)
+    return Data(
+        *(Examples((unit(part) - mean) * scale, part.targets) for part in (data.train, data.validation, data.test))
+    )
 
 
 def mechanism_of(setup: Setup) -> Mechanism:
@@ -224,7 +282,7 @@ class _PerExample:
 
 
 def _setup_of(row: Row) -> Setup:
-    return Setup(**{name: row[name] for name in Setup.__dataclass_fields__})
+    return Setup(**{name: row[name] for name in Setup.__dataclass_fields__ if name in row})
 
 
 @lru_cache(maxsize=1)

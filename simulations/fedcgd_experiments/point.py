@@ -17,8 +17,10 @@ from fedcgd_simulations.server_optimizer import check_average, check_descent
 class Setup:
     """What the noise depends on: points that share it share a calibration. `steps` is rounds per epoch.
 
-    `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized", "file:curve.json". Raises
-    ValueError if it is misspelled, or a file that is read (to calibrate, or to count the groups of a sampling) is not there.
+    `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized", "file:curve.json". ε is of
+    training and of what normalises the inputs, which has the part `normalise` of the budget. Raises ValueError if a mechanism is
+    misspelled, if a file that is read (to calibrate, or to count the groups of a sampling) is not there, and for a normalisation
+    next to a secret sampling, under which budgets add up otherwise.
     """
 
     mechanism: str
@@ -27,8 +29,14 @@ class Setup:
     delta: float
     steps: int
     epochs: int
+    normalise: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.normalise < 1 or (self.normalise and scheme_of(self.sampling).hidden):
+            raise ValueError(
+                f"normalise must be at least 0 and below 1, and 0 with a secret sampling; got {self.normalise} with sampling "
+                f"{self.sampling}"
+            )
         if not self.in_file:  # records are read where the file may be gone
             MechanismSpec.parse(self.mechanism)
 
@@ -118,11 +126,14 @@ class CentralPoint(Setup, Descent):
 
     @property
     def batches(self) -> "CentralPoint":
-        """Equal for points whose model, batches and Z are the same, whatever their mechanisms, budgets and ways to learn."""
+        """Equal for points whose model, batches and Z are the same, whatever their mechanisms, budgets and ways to learn.
+
+        Those whose inputs are normalised share their budgets too.
+        """
         return replace(
             self,
             mechanism=self.mechanism if self._has_groups else "dp-sgd",
-            epsilon=1.0,
+            epsilon=self.epsilon if self.normalise else 1.0,  # the noise of what normalises
             clip_norm=1.0,
             learning_rate=1.0,
             momentum=0.0,

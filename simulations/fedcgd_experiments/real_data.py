@@ -2,6 +2,7 @@
 
     python -m fedcgd_experiments.real_data prepare sheet.json                    every σ, and every plan: on a CPU, once
     python -m fedcgd_experiments.real_data run sheet.json rows.jsonl --data-dir DATA --minutes 9
+    python -m fedcgd_experiments.real_data lambdas rows.jsonl --data-dir DATA         Figures 2 and 3, linear: on a CPU, minutes
 
 Many models at once (`stacked_cnn`, `batched_descent`), with the noise of each mechanism at its σ from a seeded generator: no
 key, no lattice. Rows are written as they come, and what is there is not trained again: to
@@ -180,18 +181,14 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
     from fedcgd.planning import planner
     from fedcgd.planning.landscape import LinearModel
     from fedcgd.planning.problem import PlanningProblem
-    from fedcgd_experiments.planner_trial import noise_of
 
     made = json.loads(sheet.read_text()) if sheet.exists() else {"noise": {}, "plans": {}}
 
     def keep(recipe: Recipe, epsilon: float) -> None:
         key = noise_key(recipe, epsilon)
         if key not in made["noise"]:
-            inverse, sigma = noise_of(recipe, epsilon)
-            column = np.trim_zeros(inverse[:, 0], "b").tolist()
-            assert np.array_equal(inverse, toeplitz(inverse[:, 0], np.zeros(recipe.rounds)))
-            made["noise"][key] = {"sigma": sigma, "column": column}
-            print(key, sigma, flush=True)
+            made["noise"][key] = noise_row(recipe, epsilon)
+            print(key, made["noise"][key]["sigma"], flush=True)
 
     wanted = [(recipe, epsilon) for label in ARMS for recipe in recipes_of(45_000, label) for epsilon in EXAM.epsilons]
     for stack in stacks(list):
@@ -215,6 +212,15 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
             made["plans"][key] = {"recipe": asdict(best.recipe), "rate": best.outcome.learning_rate}
             sheet.write_text(json.dumps(made))
             print(key, made["plans"][key], flush=True)
+
+
+def noise_row(recipe: Recipe, epsilon: float) -> dict[str, Any]:
+    """σ, and the first column of C⁻¹, of which the others are shifts."""
+    from fedcgd_experiments.planner_trial import noise_of
+
+    inverse, sigma = noise_of(recipe, epsilon)
+    assert np.array_equal(inverse, toeplitz(inverse[:, 0], np.zeros(recipe.rounds)))
+    return {"sigma": sigma, "column": np.trim_zeros(inverse[:, 0], "b").tolist()}
 
 
 def plan_key(name: str, users: int, features: int, epsilon: float) -> str:
@@ -486,6 +492,52 @@ def run_command(
             networks_of(f"stack {place}", nets)
 
 
+AXIS = ("dp-sgd", *(f"lambda-cgd:{lam}" for lam in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)))
+"""Mechanisms by their λ, from 0 on."""
+
+
+def by_lambda(bench: Bench, data: Labelled) -> Iterator[Row]:
+    """A row for each sampling, ε and λ: ten epochs of 20 rounds at a constant rate, chosen for each by validation, tested."""
+    users = len(data.inputs)
+    for figure, sampling in (("figure-2", "none"), ("figure-3", "balls-in-bins")):
+        recipes = [
+            Recipe(
+                mechanism=name, sampling=sampling, users=users, steps=20, participations=10, schedule="constant", momentum=0.0
+            )
+            for name in AXIS
+        ]  # fmt: skip
+        cells = list(product(recipes, (1.0, 8.0)))
+        sheet = Sheet({noise_key(*cell): noise_row(*cell) for cell in cells}, {})
+        rates = [0.78125 * 2.0**k for k in range(7)]  # the best of each lies between others
+        tries = [(figure, *cell, rate) for cell, rate in product(cells, rates)]
+        found = trained(bench, sheet, data, tries, (0,))[:, 0, 0].reshape(len(cells), -1)
+        chosen = [tries[place * found.shape[1] + best] for place, best in enumerate(found.argmax(1))]
+        tests = trained(bench, sheet, data, chosen, EXAM.tests[:3])[:, :, 1].round(4).tolist()
+        for (_, recipe, epsilon, rate), validation, test in zip(chosen, found, tests, strict=True):
+            yield {
+                "figure": f"{figure} scattering", "recipe": asdict(recipe), "epsilon": epsilon, "rate": rate,
+                "sigma": sheet.sigma(recipe, epsilon), "validation": validation.round(4).tolist(), "test": test,
+            }  # fmt: skip
+
+
+def lambdas_command(
+    output: Annotated[Path, Argument(help="JSON lines, appended")],
+    data_dir: DataDir,
+    device: str = "cpu",
+    examples: Annotated[int, Option(help="that are trained on")] = 20_000,
+) -> None:
+    """Figures 2 and 3 of arXiv:2601.22334 with a linear model: accuracy against λ, on 1200 scattering features of CIFAR-10."""
+    loaded = cifar10.load(data_dir, angles=4)
+    bench = Bench(device, data_dir, 45_000, 10**6, within(None), within(None))
+    parts = [
+        bench.part(part, 45_000) for part in (loaded.train.take(np.arange(examples)), loaded.validation, loaded.test)
+    ]
+    train, *looked_at = ((with_one(pooled(inputs, 4, 1200)), labels) for inputs, labels in parts)
+    with output.open("a") as file:
+        for row in by_lambda(bench, Labelled(*train, tuple(looked_at), 10)):
+            print(json.dumps(row), file=file, flush=True)
+
+
 def linear_rows(bench: Bench, sheet: Sheet, done: set[tuple[Any, ...]]) -> Iterator[Row]:
     """The rows of each set that is not `done`."""
     for name, users, features, data in feature_sets(bench, done):
@@ -496,7 +548,10 @@ def linear_rows(bench: Bench, sheet: Sheet, done: set[tuple[Any, ...]]) -> Itera
         print(f"{name}, {users} × {features}: {time.monotonic() - started:.0f} seconds", flush=True)
 
 
-app = group_of({"prepare": prepare_command, "texts": texts_command, "run": run_command}, help=__doc__ or "")
+app = group_of(
+    {"prepare": prepare_command, "texts": texts_command, "run": run_command, "lambdas": lambdas_command},
+    help=__doc__ or "",
+)
 
 if __name__ == "__main__":
     app()

@@ -76,6 +76,37 @@ def by_epsilon(rows: Sequence[Row]) -> dict[str, dict[float, list[float]]]:
     return found
 
 
+def against_lambda(rows: Sequence[Row], figure: str) -> dict[float, dict[float, Row]]:
+    """ε → λ, 0 for DP-SGD → the row of a linear model in Figure 2 or 3."""
+    found: dict[float, dict[float, Row]] = {}
+    for row in rows:
+        if row.get("figure") == f"{figure} scattering":
+            place = float(row["recipe"]["mechanism"].partition(":")[2] or 0)
+            found.setdefault(row["epsilon"], {})[place] = row
+    return found
+
+
+def lambda_picture(results: Path) -> Figure:
+    """Accuracy of a linear model against λ, the rate tuned for each λ, ± standard deviation: without sampling, and with."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained", sharey=True)
+    titles = {"figure-2": "without amplification (Figure 2)", "figure-3": "Balls-in-Bins, secret (Figure 3)"}
+    for axes, (name, title) in zip(panels, titles.items(), strict=True):
+        for (epsilon, by), line in zip(against_lambda(rows_of(results), name).items(), ("-", "--"), strict=True):
+            tests = 100 * np.array([row["test"] for row in by.values()])
+            axes.errorbar(
+                list(by), tests.mean(1), tests.std(1, ddof=1), linestyle=line, marker="o", capsize=2, label=f"ε = {epsilon:g}"
+            )  # fmt: skip
+        axes.set(title=title, xlabel="λ (0: DP-SGD)")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    panels[0].set_ylabel("test accuracy, %")
+    figure.suptitle("CIFAR-10 (JPEG), 20,000 examples, linear model on 1200 scattering features, δ = 1e-5", fontsize=10)
+    return figure
+
+
 def picture(results: Path) -> Figure:
     """Accuracy against ε: linear models on 15,552 features, and the CNN, ± standard deviation."""
     import matplotlib.pyplot as plt

@@ -266,6 +266,17 @@ def rates(results: Path, figure: str) -> str:
     return markdown(["mechanism", "sampling, rate", "ε", *(f"rate {rate:g}" for rate in tried)], lines)
 
 
+def lambdas(results: Path, _: str) -> str:
+    """The linear model at each λ: mean test accuracy."""
+    rows = real_tables.rows_of(results)
+    lines, places = [], dict[float, None]()
+    for figure, sampling in (("figure-2", "none"), ("figure-3", "balls-in-bins")):
+        for epsilon, by in real_tables.against_lambda(rows, figure).items():
+            places |= dict.fromkeys(by)
+            lines.append([f"{sampling}, ε = {epsilon:g}", *(f"{100 * fmean(row['test']):.1f}" for row in by.values())])
+    return markdown(["sampling", *(f"λ = {place:g}" for place in places)], lines)
+
+
 TABLES: dict[str, Table] = {
     "verdict": verdict,
     "headline": headline,
@@ -278,6 +289,7 @@ TABLES: dict[str, Table] = {
     "planned": planned,
     "networks": networks,
     "rates": rates,
+    "lambdas": lambdas,
 }
 
 

@@ -17,20 +17,21 @@ GROUPS = {8: 27, 4: 15}
 """Channels of 32 × 32 colour pictures are normalised in so many groups, by the number of angles."""
 
 
-def features(images: Tensor, angles: int) -> Tensor:
-    """Normalised scattering features of each picture by itself, so that they cost no privacy.
+def features(images: Tensor, angles: int, *, normalise: bool = True) -> Tensor:
+    """Scattering features of each picture by itself, so that they cost no privacy.
 
     Args:
         images: shape (pictures, channels, height, width).
         angles: L, one of GROUPS.
+        normalise: groups of channels, within each picture.
 
     Returns:
-        Shape (pictures, channels·(1 + 2L + L²)·height/4·width/4).
+        Shape (pictures, channels·(1 + 2L + L²), height/4, width/4), flat but for the first if they are normalised.
     """
-    parts = [
-        functional.group_norm(scattering(batch, angles), GROUPS[angles]).flatten(1)
-        for batch in torch.split(images, 100)  # at a time: memory
-    ]
+    parts = []
+    for batch in torch.split(images, 100):  # at a time: memory
+        found = scattering(batch, angles)
+        parts.append(functional.group_norm(found, GROUPS[angles]).flatten(1) if normalise else found)
     return torch.cat(parts)
 
 

@@ -38,11 +38,6 @@ def log_failure(what: str, error: Exception) -> None:
     log_error(f"{what} failed with {type(error).__name__} at\n{''.join(traceback.format_tb(error.__traceback__))}")
 
 
-def is_simulation(grid: object) -> bool:
-    """Whether the nodes of `grid` are simulated ones."""
-    return any(kind.__name__ == SIMULATION_GRID for kind in grid.__class__.__mro__)
-
-
 def mods_after(call_next: Any) -> Iterator[Any]:
     """The mods that Flower calls after the one that was given `call_next`: it chains them by closures over `_mod` and `_ffn`."""
     following = call_next

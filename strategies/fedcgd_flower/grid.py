@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp import Grid
 
-from fedcgd_flower.flower_private import is_simulation
+from fedcgd_flower.flower_private import SIMULATION_GRID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ DEPLOYMENT = GridKind(is_simulation=False)
 SIMULATION = GridKind(is_simulation=True, most_unanswered=64, share_of_looks=20)
 
 
-def kind_of(grid: Grid) -> GridKind:
+def kind_of(grid: object) -> GridKind:
     """What kind of grid this is."""
-    return SIMULATION if is_simulation(grid) else DEPLOYMENT
+    return SIMULATION if any(kind.__name__ == SIMULATION_GRID for kind in grid.__class__.__mro__) else DEPLOYMENT
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message | None]:

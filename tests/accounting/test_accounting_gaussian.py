@@ -116,5 +116,13 @@ def test_a_guarantee_reads_well():
     ],
 )
 def test_impossible_targets_are_refused(kind, values, says):
-    with pytest.raises(ValueError, match=says):
-        kind(DPSGD(), Participation(rounds=4), **values)
+    for run in (Participation(rounds=4), Participation(rounds=4, sampling="poisson", sampling_rate=0.1)):
+        with pytest.raises(ValueError, match=says):
+            kind(DPSGD(), run, **values)
+
+
+@pytest.mark.parametrize("mechanism", [0.9, "lambda-cgd:0.9", LambdaCGD])
+def test_what_is_no_mechanism_is_refused(mechanism):
+    """Its number, its name, and its class, which has all of a mechanism's methods."""
+    with pytest.raises(TypeError, match=r"mechanism must be a value such as LambdaCGD\(0.9\)"):
+        calibrate(mechanism, Participation(rounds=4), epsilon=1.0, delta=1e-5)

@@ -87,7 +87,7 @@ def test_no_epsilon_where_delta_alone_is_enough(mechanism) -> None:
 
 def test_equal_bins_draw_nothing() -> None:
     """Of C = I the law itself is composed, also for a σ that mechanisms are compared by."""
-    run = accountant(DPSGD(), bins(60, 20))
+    run = accountant(DPSGD(), bins(12, 4))
     found = run.noise_multiplier(epsilon=2, delta=1e-5)
     assert found.proof.failure_probability == 0
     assert run.rough_noise_multiplier(epsilon=2, delta=1e-5) == pytest.approx(found.noise_multiplier, rel=1e-5)
@@ -171,7 +171,7 @@ def test_delta_is_never_zero_once_a_round_is_released(sampling) -> None:
     participation = Participation(rounds=12, min_separation=3, sampling=sampling)
     found = [
         compute_delta(LambdaCGD(0.9), participation, noise_multiplier=6.0, epsilon=100, released=t).delta
-        for t in (0, 1, 12)
+        for t in (0, 1)
     ]
     assert found[0] == 0
     assert min(found[1:]) > 0

@@ -30,7 +30,7 @@ def weights_by_enumeration(gram: np.ndarray, order: int) -> dict[tuple[int, ...]
 @pytest.mark.parametrize("order", [2, 3, 4])
 def test_accepted_stars_have_the_weights_by_enumeration(order: int) -> None:
     weights = weights_by_enumeration(GRAM, order)
-    stars, generator = StarProposal.from_gram(GRAM, order), np.random.default_rng(1)
+    stars, generator = StarProposal.from_gram(GRAM, 1.0, order), np.random.default_rng(1)
     points, shares = stars.draw(generator, 200_000)
     accepted = points[0][:, generator.random(len(shares)) < shares]
     total, count = sum(weights.values()), accepted.shape[1]
@@ -114,7 +114,7 @@ def test_single_precision_changes_log_s_by_less_than_is_added_for_it(overlap: fl
     b, square = 200, 400.0
     gram = square * overlap ** np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
     bins, z = Bins(gram), np.random.default_rng(0).standard_normal((b, 64), dtype=np.float32)
-    found = bins.noise(SimpleNamespace(standard_normal=lambda *_, **__: z), 64)
+    found = bins.noise(SimpleNamespace(standard_normal=lambda *_, **__: z.T.copy()), 64)
     exact = np.linalg.cholesky(gram) @ z.astype(float)
     lift = gram[:, np.arange(64)]
     likelihood = BinLikelihood(bins.squares / 2)

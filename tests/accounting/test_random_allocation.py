@@ -106,9 +106,8 @@ def test_one_round_an_epoch_is_the_gaussian_mechanism(sigma: float) -> None:
     assert all(exact * (1 - 1e-9) <= delta <= exact * 1.01 for delta in both_deltas(sigma, 1, 6, 2.0))
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 4.0])
-def test_calibrated_noise_is_enough_and_hardly_more(epsilon: float) -> None:
-    run = accountant(DPSGD(), epochs(4, 25))
+def test_calibrated_noise_is_enough_and_hardly_more() -> None:
+    run, epsilon = accountant(DPSGD(), epochs(4, 25)), 0.5
     found = run.noise_multiplier(epsilon=epsilon, delta=1e-5)
     assert "each epoch" in found.proof.method
     sigma = found.noise_multiplier
@@ -181,9 +180,9 @@ def test_several_bands_cost_at_most_what_known_rounds_do_and_never_less_than_the
 def test_bands_are_optimised_as_if_turns_were_an_epoch_apart_and_chosen_up_to_an_epoch() -> None:
     known = catalogue.mechanism("band-mf:3", Participation(rounds=24, min_separation=6))
     np.testing.assert_array_equal(matrix(catalogue.mechanism("band-mf:3", epochs(4, 6)), 24), matrix(known, 24))
-    chosen = select_mechanism("bsr", epochs(4, 6), epsilon=4, delta=1e-3)
+    chosen = select_mechanism("bsr", epochs(3, 3), epsilon=4, delta=1e-3)
     assert isinstance(chosen, BSR)
-    assert 1 <= chosen.bands <= 6
+    assert 1 <= chosen.bands <= 3
 
 
 def test_unit_columns_have_one_band_too() -> None:

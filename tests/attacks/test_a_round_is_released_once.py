@@ -1,4 +1,4 @@
-"""A round of a run is released once, whatever is lost, copied or broken: the ledger, its `-wal`, the disk under a COMMIT."""
+"""A round of a run is released once, whatever is lost, copied or broken: ledger, log, key, register, the disk under a COMMIT."""
 
 import errno
 import os
@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 from ledgers import refused
 from plans import make_plan
 
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.registry import Registry
+from fedcgd.support.records import MAKE_ROOM
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -92,35 +94,18 @@ def test_a_lost_ledger_does_not_begin_the_run_again(tmp_path: Path, key_file: Pa
 
 
 def test_of_two_that_begin_at_once_the_later_looks_again(tmp_path: Path) -> None:
-    """Neither had released anything when both asked; one has by the time the other begins, while nobody else writes."""
+    """Neither had released anything when both asked; one has, or was sealed, by the time the other begins."""
     with closing(Registry(tmp_path / "runs")) as registry:
-        registry.begin("one", "settings", "one.db")
-        with registry.release("one", 0, [7]):
+        for settings in ("released", "sealed"):
+            registry.begin(f"one {settings}", settings, "one.db")
+            registry.check_new(settings, "two.db")
+        with registry.release("one released", 0, [7]):
             pass
-        with refused("begun-before"):
-            registry.begin("two", "settings", "two.db")
-        assert registry.run("two") is None
-
-
-def test_a_sealed_run_does_not_begin_again_although_it_released_nothing(tmp_path: Path) -> None:
-    with closing(Registry(tmp_path / "runs")) as registry:
-        registry.begin("one", "settings", "one.db")
-        registry.check_new("settings", "two.db")
-        registry.seal("one", "2026-01-01")
-        with refused("begun-before"):
-            registry.begin("two", "settings", "two.db")
-        assert registry.run("two") is None
-
-
-def test_an_old_copy_is_refused(tmp_path: Path, key_file: Path) -> None:
-    path = tmp_path / "run.db"
-    with opened(path, key_file) as ledger:
-        release(ledger, 0)
-    shutil.copy(path, tmp_path / "old.db")
-    with opened(path, key_file) as ledger:
-        release(ledger, 1)
-    with refused("old-copy"):
-        opened(tmp_path / "old.db", key_file)
+        registry.seal("one sealed", "2026-01-01")
+        for settings in ("released", "sealed"):
+            with refused("begun-before"):
+                registry.begin(f"two {settings}", settings, "two.db")
+            assert registry.run(f"two {settings}") is None
 
 
 def test_of_two_copies_that_run_side_by_side_one_releases(tmp_path: Path, key_file: Path) -> None:
@@ -199,8 +184,10 @@ def test_a_disk_that_fails_undoes_the_release(
             else:
                 (pages,) = connection.execute("PRAGMA page_count").fetchone()
                 connection.execute(f"PRAGMA max_page_count = {pages + 10}")
-            with pytest.raises((sqlite3.OperationalError, OSError), match=r"(?i)full|no space"):
+            with pytest.raises((sqlite3.OperationalError, OSError), match=r"(?i)full|no space") as told:
                 ledger.record_released(1, attempt, bytes(10**6), layout=layout)
+        assert (MAKE_ROOM in str(told.value)) == (fails != "commit")
+        assert f"{path}{'-model-1' if fails == 'model' else ''}" in str(told.value)
         assert (tmp_path / "run.db-model-1").exists() == (fails != "model")
         assert (ledger.resume().round, ledger.resume().model) == (1, first)
         connection.execute("PRAGMA max_page_count = 1000000")
@@ -220,3 +207,58 @@ def test_a_link_to_the_key_remembers_the_same_runs(tmp_path: Path, key_file: Pat
     link.symlink_to(key_file)
     with refused("begun-before"):
         opened(tmp_path / "lost.db", link)
+
+
+@pytest.fixture
+def copy(tmp_path: Path, key_file: Path) -> Path:
+    """The key and the ledger of a run of two rounds, without the register."""
+    with opened(key_file.with_name("run.db"), key_file) as ledger:
+        for round in range(2):
+            release(ledger, round)
+    (tmp_path / "copy").mkdir()
+    for name in ("noise.key", "run.db"):
+        shutil.copy2(key_file.with_name(name), tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def without_register(key_file: Path) -> None:
+    """As keys are that were made without one."""
+    key_file.write_text(key_file.read_text().split()[0])
+
+
+def test_key_and_ledger_without_the_register(copy: Path) -> None:
+    with refused("register-lost"):
+        opened(copy / "run.db", copy / "noise.key")
+    assert sorted(path.name for path in copy.iterdir()) == ["noise.key", "run.db"]
+    (copy / "noise.key.runs").touch(0o600)  # somebody has made an empty one
+    with refused("register-lost"):
+        opened(copy / "run.db", copy / "noise.key")
+    without_register(copy / "noise.key")
+    (copy / "noise.key.runs").unlink()
+    for _ in range(2):
+        with refused("unknown-to-the-register"):
+            opened(copy / "run.db", copy / "noise.key")
+
+
+def test_the_key_alone(copy: Path) -> None:
+    """It says itself that it was made with a register. A key that says nothing begins: nothing here can know of other runs."""
+    (copy / "run.db").unlink()
+    with refused("register-lost"):
+        opened(copy / "run.db", copy / "noise.key")
+    assert [path.name for path in copy.iterdir()] == ["noise.key"]
+    without_register(copy / "noise.key")
+    opened(copy / "run.db", copy / "noise.key").close()
+    # What has released nothing needs no register.
+    (copy / "noise.key.runs").unlink()
+    with opened(copy / "run.db", copy / "noise.key") as ledger:
+        release(ledger, 0)
+
+
+def test_a_reviewer_is_told_of_a_ledger_that_others_can_read(copy: Path) -> None:
+    """It may be a copy that was given out on purpose: it is checked nevertheless."""
+    said = []
+    for mode in (0o600, 0o644):
+        (copy / "run.db").chmod(mode)
+        said.append(run("ledger", "verify", copy / "run.db"))
+    assert [one.exit_code for one in said] == [0, 0]
+    assert ["others may" in " ".join(one.output.split()) for one in said] == [False, True]

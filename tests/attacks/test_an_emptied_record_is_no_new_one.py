@@ -111,8 +111,8 @@ def test_the_record_of_another_key_is_refused(
 
 
 @records
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_record_that_others_may_write_is_refused(
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o644, 0o640])
+def test_a_record_that_others_may_read_or_write_is_refused(
     folder: Path, name: str, use: Callable[[Path], None], mode: int
 ) -> None:
     if name == "noise.key.runs":
@@ -120,6 +120,7 @@ def test_a_record_that_others_may_write_is_refused(
     (folder / name).chmod(mode)
     with pytest.raises(ValueError, match=rf"{name} has mode {mode:04o}.*chmod 600"):
         use(folder)
+    assert (folder / name).stat().st_mode & 0o777 == mode
     (folder / name).chmod(0o600)
     use(folder)
 

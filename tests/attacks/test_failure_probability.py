@@ -5,7 +5,6 @@ import pytest
 from fedcgd import LambdaCGD, Participation, calibrate
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
-from fedcgd.accounting.explain import explain
 from fedcgd.accounting.random_participation import monte_carlo
 
 BINS = Participation(rounds=4, min_separation=2, sampling="balls-in-bins")
@@ -28,24 +27,8 @@ def test_what_is_confirmed_is_less_than_delta_by_the_risk(monkeypatch: pytest.Mo
     assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier < half * 0.98
 
 
-def test_the_explanation_states_it() -> None:
-    steps = explain(LambdaCGD(0.5), BINS, clip_norm=1.0, delta=1e-10, epsilon=1.0)
-    statement = next(step.statement for step in steps if step.title == "confidence")
-    assert "most 1e-12" in statement
-
-
-def test_the_seed_follows_from_the_question() -> None:
+def test_the_seed_follows_from_the_question_and_not_from_the_processor() -> None:
+    """What else it depends on: accounting/test_b_min_sep.py."""
     gram = bin_gram(LambdaCGD(0.5), BINS)
-    bins = monte_carlo.Problem(Bins(gram), BinLaw(4))
-    other = monte_carlo.Problem(Bins(bin_gram(LambdaCGD(0.6), BINS)), BinLaw(4))
-    seeds = [
-        bins.seed("sigma", 1.0, 1e-5),
-        bins.seed("epsilon", 1.0, 1e-5),
-        bins.seed("sigma", 1.0, 1e-6),
-        bins.seed("sigma", 2.0, 1e-5),
-        other.seed("sigma", 1.0, 1e-5),
-    ]
-    assert len(set(seeds)) == len(seeds)
-    assert (
-        monte_carlo.Problem(Bins(gram * (1 + 1e-14)), BinLaw(4)).seed("sigma", 1, 1e-5) == seeds[0]
-    )  # another processor
+    here, elsewhere = (monte_carlo.Problem(Bins(each), BinLaw(4)) for each in (gram, gram * (1 + 1e-14)))
+    assert here.seed("sigma", 1.0, 1e-5) == elsewhere.seed("sigma", 1, 1e-5) != here.seed("sigma", 1.0, 1e-6)

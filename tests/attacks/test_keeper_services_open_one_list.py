@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from keeper_openings import agreement_of, updates
+from keeper_openings import agreement_of, opening_for, updates
 from keeper_services import Services, certificate
 
 from fedcgd.keepers import Agreement, Masked, Opening, Tls, mask
@@ -21,17 +21,6 @@ def services(tmp_path: Path):
     found = Services(tmp_path, 1, colluding=0)
     with found.running():
         yield found
-
-
-def opening(sent: list[Masked], round: int = 0, attempt: int = 0) -> Opening:
-    return Opening(
-        round=round,
-        attempt=attempt,
-        present=("k0",),
-        tickets=tuple(one.ticket for one in sent),
-        sealed=tuple(one.sealed["k0"] for one in sent),
-        after=None,
-    )
 
 
 def asked(services: Services, agreement: Agreement, opening: Opening, tls: Tls | None = None) -> bytes:
@@ -53,13 +42,13 @@ def test_a_stranger_gets_no_answer_and_pins_no_run(services: Services, tmp_path:
     keeper = replace(services.tls("k0"), trusted=services.tls("server").trusted)
     for tls in (stranger, keeper):
         with pytest.raises(OSError, match=r"(?i)alert|reset|closed|pipe|EOF"):
-            asked(services, agreement, opening(sent), tls)
+            asked(services, agreement, opening_for("k0", sent), tls)
     host, port = services.keepers.cards[0].address.split(":")
     with socket.create_connection((host, int(port))) as plain:
         plain.sendall(b"POST /open HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
         assert b"200" not in plain.recv(100)
     assert read(record_file(services.key("k0"))).context is None  # nothing was recorded
-    assert isinstance(answer_from_bytes(asked(services, agreement, opening(sent)), agreement), np.ndarray)
+    assert isinstance(answer_from_bytes(asked(services, agreement, opening_for("k0", sent)), agreement), np.ndarray)
 
 
 def test_a_server_asks_nobody_but_the_keeper(services: Services, tmp_path: Path) -> None:
@@ -68,7 +57,7 @@ def test_a_server_asks_nobody_but_the_keeper(services: Services, tmp_path: Path)
     server = replace(services.tls("server"), trusted=own)
     agreement = agreement_of(services.keepers)
     with pytest.raises(OSError, match="certificate verify"):
-        asked(services, agreement, opening(masked(agreement)), server)
+        asked(services, agreement, opening_for("k0", masked(agreement)), server)
 
 
 @pytest.mark.parametrize("question", ["/", "/who?", "/../open", "/opens"])

@@ -22,7 +22,7 @@ from plans import make_plan
 from sql import edit, rows
 
 from fedcgd import BISR, BLT, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation
-from fedcgd.keepers import Keeper, KeeperKey, Keepers, Opening, agree, mask
+from fedcgd.keepers import Keeper, KeeperKey, Keepers, agree, mask
 from fedcgd.keepers.agreement import sums_of
 from fedcgd.keepers.record import read
 from fedcgd.keepers.service import answer
@@ -84,14 +84,7 @@ def request(keepers: Keepers, mechanism: Any) -> tuple[dict[str, Any], bytes]:
         make_plan(mechanism, ROUNDS), size=SIZE, keepers=keepers, run="r", users=60, evaluation=evaluation
     )
     sent = [mask(np.arange(SIZE), agreement, round=0, attempt=0, present=keepers.names) for _ in range(2)]
-    opening = Opening(
-        round=0,
-        attempt=0,
-        present=keepers.names,
-        tickets=tuple(one.ticket for one in sent),
-        sealed=tuple(one.sealed["court"] for one in sent),
-        after=None,
-    )
+    opening = opening_for("court", sent)
     line, nodes = to_bytes(agreement, opening).split(b"\n", 1)
     return json.loads(line), nodes
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode, is_training
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from fake_grid import FakeGrid
+from flower_runs import asked_users, hosting, make
 from shared import record
 
-from fedcgd import DPSGD, LambdaCGD, Mechanism, NoiseKey, Normalized, Participation, Plan
+from fedcgd import DPSGD, LambdaCGD, Mechanism, NoiseKey, Normalized, Participation, calibrate
 from fedcgd.audit.audit import AuditResult, audit_canaries, canary_scores
-from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
+from fedcgd_flower import sequential_training
 from fedcgd_flower.clipping import clipped_update
 
 PARTICIPATION = Participation(rounds=8, min_separation=4)
@@ -29,27 +28,20 @@ def run(mechanism: Mechanism, claim: float, names_each: int = 1) -> AuditResult:
         values[int(user.split()[1])] += 20 * CLIP
         return record(values)
 
-    app = ClientApp()
-    host_users(app, lambda context: present, sequential_training(train))
-    grid = FakeGrid({1: FakeNode(app)})
-    plan = Plan.calibrated(mechanism, PARTICIPATION, clip_norm=CLIP, epsilon=claim, delta=1e-5)
-    strategy = CorrelatedNoise(
-        FedAvg(),
-        plan,
-        cohort_size=len(present) // 4,
-        key=NoiseKey.simulation(13),
-        patience=0.0,
-    )
+    grid = FakeGrid({1: hosting(present, sequential_training(train))})
+    sigma = calibrate(mechanism, PARTICIPATION, epsilon=claim, delta=1e-5).noise_multiplier
+    strategy = make(
+        mechanism=mechanism, participation=PARTICIPATION, clip_norm=CLIP, noise_multiplier=sigma,
+        cohort_size=len(present) // 4, key=NoiseKey.simulation(13),
+    )  # fmt: skip
     models = []
     strategy.start(grid, record(np.zeros(CANARIES)), evaluate_fn=lambda r, a: models.append(a["w"].numpy().copy()))
     assert strategy.releases == PARTICIPATION.rounds
 
-    rounds: list[list[int]] = [[] for _ in range(CANARIES)]
-    for message in grid.sent:
-        if is_training(message):
-            for user in message.content["fedcgd"]["users"]:
-                rounds[int(user.split()[1])].append(message.content["fedcgd"]["round"])
-    patterns = [tuple(sorted(taken)) for taken in rounds]
+    asked = [[int(user.split()[1]) for user in users] for users in asked_users(grid)]
+    patterns = [
+        tuple(t for t, canaries in enumerate(asked) for canary in canaries if canary == j) for j in range(CANARIES)
+    ]
     took_part = np.array([bool(pattern) for pattern in patterns])
     some = next(pattern for pattern in patterns if pattern)
     released = np.diff(np.array(models, np.float64), axis=0) * strategy.cohort_size

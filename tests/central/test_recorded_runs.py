@@ -226,14 +226,6 @@ def test_without_a_record_a_round_that_was_interrupted_is_lost(sums, monkeypatch
     assert process.step.round == 2
 
 
-def test_with_a_record_it_is_the_same_release(tmp_path, sums, monkeypatch):
-    process = Process(tmp_path / "run.db")
-    interrupted_after_the_release(process, monkeypatch)
-    process.train()
-    assert len(sums) == ROUNDS
-    assert torch.equal(Process(tmp_path / "run.db").train(), process.train())
-
-
 def test_wherever_it_is_interrupted_it_goes_on(tmp_path, sums):
     """Ctrl-C as each function between a sum and its release returns."""
 
@@ -320,11 +312,6 @@ def test_a_step_is_not_copied(tmp_path):
         copy.deepcopy(Process(tmp_path / "run.db").step)
     with pytest.raises(TypeError):
         copy.deepcopy(Process(None).step)
-
-
-def test_the_round_cannot_be_set():
-    with pytest.raises(AttributeError):
-        Process(None).step.round = 3
 
 
 def test_neither_ledger_nor_checkpoint_holds_the_key(tmp_path):

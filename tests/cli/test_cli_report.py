@@ -13,7 +13,7 @@ import command_line
 import numpy as np
 import pytest
 from click.testing import Result
-from ledgers import KEY, release
+from ledgers import KEY, refused, release
 from plans import make_plan
 from scipy.stats import norm
 from sql import edit
@@ -22,6 +22,7 @@ from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import DEPLOYMENTS, privacy_statement, size_of
+from fedcgd.ledger.store import EVALUATION_OF
 from fedcgd.mechanisms import LambdaCGD, matrix
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=8, min_separation=2, max_participations=3))
@@ -42,10 +43,7 @@ def run(path: Path, *, key: NoiseKey = KEY, released: int = 5) -> None:
             if t == 1:
                 ledger.plan_round(t, cohort)
                 ledger.skip(t, "one of three users answered")
-            attempt = ledger.plan_round(t, cohort)
-            nonce = key.nonce_of(ledger.stream_id, np.zeros(3), earlier=ledger.resume().nonces, attempt=attempt)
-            ledger.record_aggregated(t, attempt, nonce)
-            ledger.record_released(t, attempt, b"model", b"state")
+            release(ledger, t, cohort)
 
 
 def report(path: Path, output: Path) -> Result:
@@ -132,6 +130,9 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
         assert "few users" not in text  # which rounds were put off depends on who was there
         assert "abandoned" not in text
     assert "differentially private" in markdown
+    reasons = {step["title"]: step["statement"] for step in statement["reasoning"]}
+    assert f"{PLAN.noise_multiplier:g}" in reasons["noise"]
+    assert "**noise**" in markdown
     assert "72.11 %" in markdown
     assert statement["so_far"]["condition"] in markdown
 
@@ -271,3 +272,10 @@ def test_in_central_training_a_user_is_an_example(tmp_path):
         text = html.unescape((tmp_path / name).read_text())
         assert "one example's" in text
         assert not re.search(r"\busers?\b", text.partition("Check it yourself")[0].partition("Not covered by")[0])
+
+
+def test_evaluations_alone_have_no_statement(path):
+    with Ledger.open(path, plan=PLAN, configuration={EVALUATION_OF: "a run"}, key=KEY) as ledger:
+        release(ledger, 0, ["secret-1"])
+    with refused("evaluations-only"):
+        privacy_statement(path)

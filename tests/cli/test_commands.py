@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from command_line import run, shown
 from keeper_runs import RealKeepers
 from keeper_services import Services
+from ledgers import release
 from plans import make_plan
 from rich.console import Console
 from shared import record
@@ -257,10 +258,7 @@ def recorded_run(path: Path, key_file: Path) -> None:
     key = NoiseKey.from_file(key_file, create=True)
     layout = json.dumps([["weight"], [[3]], ["float32"]])
     with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:
-        attempt = ledger.plan_round(0, ["user-ann"])
-        nonce = key.nonce_of(ledger.stream_id, np.zeros(3), earlier=(), attempt=attempt)
-        ledger.record_aggregated(0, attempt, nonce)
-        ledger.record_released(0, attempt, np.ones(3, np.float32).tobytes(), b"", layout)
+        release(ledger, 0, ["user-ann"], np.ones(3, np.float32).tobytes(), b"", layout)
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])

@@ -1,5 +1,6 @@
 """`fedcgd compare`: mechanisms side by side, those that are chosen among them, and what their noise costs on a quadratic."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_numbers_that_are_left_out_are_chosen_as_account_chooses_them() -> None:
     rows = {row["label"].partition(" →")[0]: row for row in figures(*compared("bsr", "lambda-cgd"), *RUN)["mechanisms"]}
     for name, row in rows.items():
         assert row["parameters"] == figures("account", "--mechanism", name, *RUN)["parameters"]
+
+
+def test_each_step_of_the_choice_and_of_the_calibration_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(compare, "status", lambda _: nullcontext(told.append))
+    words = (
+        "--rounds 8 --separation 4 --epsilon 4 --delta 1e-3 --sampling balls-in-bins --mechanism dp-sgd --mechanism bsr"
+    )
+    figures("compare", *words.split())
+    assert {line.partition(":")[0] for line in told} == {"dp-sgd, 1 of 2", "bsr, 2 of 2"}
+    assert sum("p = " in line for line in told) == 3
+    assert sum("of about" in line for line in told) > 2
 
 
 def test_bands_with_groups_of_their_own() -> None:

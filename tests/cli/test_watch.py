@@ -7,35 +7,33 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import command_line
-import numpy as np
 import pytest
+from ledgers import KEY, release
+from plans import make_plan
 
 from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
 from fedcgd.cli import watch
 
 ROUNDS = 4
+TWO = make_plan(LambdaCGD(0.5), Participation(rounds=2), noise_multiplier=3.0)
 
 
-def release(ledger: Ledger, key: NoiseKey, users: list[str]) -> None:
-    run = ledger.resume()
-    attempt = ledger.plan_round(run.round, users)
-    nonce = key.nonce_of(ledger.stream_id, np.ones(3), earlier=run.nonces, attempt=attempt)
-    ledger.record_aggregated(run.round, attempt, nonce)
-    ledger.record_released(run.round, attempt, b"model", metrics={"epsilon": 0.25, "share": 0.5})
+def release_next(ledger: Ledger, users: list[str]) -> None:
+    release(ledger, ledger.resume().round, users, metrics={"epsilon": 1.25, "share": 0.5})
 
 
 @pytest.fixture(params=["none", "balls-in-bins"])
-def begun(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Ledger, NoiseKey]:
+def begun(request: pytest.FixtureRequest, tmp_path: Path) -> Ledger:
     """A run with a release of two users, one of whom has a name that no page may show."""
     key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
     participation = Participation(rounds=ROUNDS, min_separation=2, sampling=request.param)
-    plan = Plan(mechanism=LambdaCGD(0.5), participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-5)
+    plan = make_plan(LambdaCGD(0.5), participation, noise_multiplier=3.0)
     ledger = Ledger.open(tmp_path / "run.db", plan=plan, configuration={"cohort_size": 2}, key=key)
-    release(ledger, key, ["anna-secretname", "bert"])
-    return ledger, key
+    release_next(ledger, ["anna-secretname", "bert"])
+    return ledger
 
 
-def test_it_shows_how_far_the_run_is_and_names_nobody(begun: tuple[Ledger, NoiseKey], tmp_path: Path) -> None:
+def test_it_shows_how_far_the_run_is_and_names_nobody(begun: Ledger, tmp_path: Path) -> None:
     shown = command_line.run("watch", tmp_path / "run.db", "--once", "--html", tmp_path / "progress.html")
     assert shown.exit_code == 0
     page = (tmp_path / "progress.html").read_text()
@@ -57,10 +55,9 @@ def test_it_shows_how_far_the_run_is_and_names_nobody(begun: tuple[Ledger, Noise
     assert "<script" not in page
 
 
-def test_it_ends_with_the_run(begun: tuple[Ledger, NoiseKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger, key = begun
+def test_it_ends_with_the_run(begun: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asleep = iter(["carl", "dora", "emil"])
-    monkeypatch.setattr(watch.time, "sleep", lambda seconds: release(ledger, key, [next(asleep)]))
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: release_next(begun, [next(asleep)]))
     done = command_line.run("watch", tmp_path / "run.db", "--html", tmp_path / "progress.html")
     assert done.exit_code == 0
     assert next(asleep, None) is None
@@ -76,15 +73,11 @@ def test_the_time_left_is_the_median_distance_times_the_rounds_left() -> None:
 
 
 def test_a_run_that_is_not_private_says_so(tmp_path: Path) -> None:
-    key = NoiseKey.simulation(1)
-    plan = Plan(
-        mechanism=LambdaCGD(0.5), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=3.0, delta=1e-5
-    )
-    Ledger.open(tmp_path / "run.db", plan=plan, configuration={}, key=key).close()
+    Ledger.open(tmp_path / "run.db", plan=TWO, configuration={}, key=NoiseKey.simulation(1)).close()
     assert "SIMULATION" in command_line.run("watch", tmp_path / "run.db", "--once").output
 
 
-def test_people_count_rounds_and_tries_from_one(begun: tuple[Ledger, NoiseKey], tmp_path: Path) -> None:
+def test_people_count_rounds_and_tries_from_one(begun: Ledger, tmp_path: Path) -> None:
     found = watch.state(tmp_path / "run.db")
     title, columns, rows = watch._tables(found)[0]
     assert (title, columns[:2], rows[0][:2]) == ("latest rounds, from 1", ["round", "attempt"], ["1", "1"])
@@ -93,7 +86,7 @@ def test_people_count_rounds_and_tries_from_one(begun: tuple[Ledger, NoiseKey], 
 
 
 @pytest.mark.parametrize("every", ["-1", "0", "nan", "inf", "86401"])
-def test_a_pause_that_no_run_needs_is_refused(every: str, tmp_path: Path, begun: tuple[Ledger, NoiseKey]) -> None:
+def test_a_pause_that_no_run_needs_is_refused(every: str, tmp_path: Path, begun: Ledger) -> None:
     refused = command_line.run("watch", tmp_path / "run.db", "--every", every)
     assert refused.exit_code == 2
     assert refused.stderr.startswith("Error: --every must be in [0.2, 86400] seconds, got")
@@ -106,16 +99,10 @@ def test_without_a_ledger_nothing_is_made(tmp_path: Path) -> None:
 
 
 def test_an_epsilon_of_a_release_is_rounded_up_and_texts_are_for_no_reader(tmp_path: Path) -> None:
-    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    plan = Plan(
-        mechanism=LambdaCGD(0.5), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=3.0, delta=1e-5
-    )
-    with Ledger.open(tmp_path / "run.db", plan=plan, configuration={"kind": "central"}, key=key) as ledger:
-        attempt = ledger.plan_round(0, ["0", "1"])
-        ledger.record_aggregated(0, attempt, 1)
-        ledger.record_released(0, attempt, b"", metrics={"sum": "0f1e2d"})
+    with Ledger.open(tmp_path / "run.db", plan=TWO, configuration={"kind": "central"}, key=KEY) as ledger:
+        release(ledger, 0, ["0", "1"], metrics={"sum": "0f1e2d"})
     shown = command_line.run("watch", tmp_path / "run.db", "--once").output
-    epsilon = plan.guarantee(released=1).epsilon
+    epsilon = TWO.guarantee(released=1).epsilon
     assert f"{math.ceil(epsilon * 1000) / 1000:.3f}" in shown
     assert "0f1e2d" not in shown
     assert "zero out one example" in shown

@@ -10,12 +10,7 @@ from torch.nn import functional
 
 from fedcgd.clipping import per_sample_gradients as gradients
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.clipping.per_sample_gradients import (
-    add_clipped_rows,
-    clipped_gradient_sum,
-    example_loss,
-    refuse_batch_statistics,
-)
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss, refuse_batch_statistics
 from fedcgd.noise.quantisation import Lattice
 
 
@@ -67,15 +62,16 @@ def test_an_entry_more_counts_who_was_within_the_norm():
 
 def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch):
     model, inputs, targets = setting()
-    at_once = []
+    at_once, add_clipped_rows = [], gradients.add_clipped_rows
 
     def watched(total, parts, *settings):
         at_once.append(len(parts[0]))
         return add_clipped_rows(total, parts, *settings)
 
     monkeypatch.setattr(gradients, "add_clipped_rows", watched)
-    for entries, sizes in ((10 * flatten(model).numel() + 1, [10, 10, 3]), (1, [1] * 23), (10**9, [23])):
-        monkeypatch.setattr(gradients, "CHUNK_ENTRIES", entries)
+    size, several = flatten(model).numel(), ((10, [10, 10, 3]), (2, [8, 8, 7]), (0.5, [2] * 11 + [1]))
+    for models, sizes in (*several, (0, [1] * 23), (10**6, [23])):
+        monkeypatch.setattr(gradients, "CHUNK_ENTRIES", int(models * size) + 1)
         clipped(model, inputs, targets)
         assert at_once == sizes
         at_once.clear()
@@ -93,7 +89,7 @@ def added(parts, clip_norm, step, unit=1.0, wanted=None):
     """(the sum in steps, the factors)"""
     wanted = torch.ones(len(parts[0]), dtype=torch.bool) if wanted is None else torch.tensor(wanted)
     total = torch.zeros(sum(part.shape[1] for part in parts), dtype=torch.int64)
-    return total, add_clipped_rows(total, parts, wanted, clip_norm, Lattice(step), unit)
+    return total, gradients.add_clipped_rows(total, parts, wanted, clip_norm, Lattice(step), unit)
 
 
 def test_each_example_is_rounded_towards_zero_before_the_sum(form):

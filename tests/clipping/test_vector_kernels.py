@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from fedcgd.native import vector_kernels as module
-from fedcgd.native.vector_kernels import (
-    CHUNK,
-    LANES,
-    NUMPY,
-    aligned,
-    compiled,
-    squared_distance,
-    sum_of_lanes,
-)
+from fedcgd.native.vector_kernels import CHUNK, LANES, NUMPY, aligned, compiled, squared_distance, sum_of_lanes
 
 FORMS = {"numpy": NUMPY, "machine code": compiled()}
 LENGTHS = [0, 1, LANES - 1, LANES, LANES + 1, 5 * LANES + 3, CHUNK - 1, CHUNK, 2 * CHUNK + 3 * LANES + 5]

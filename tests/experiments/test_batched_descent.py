@@ -1,6 +1,8 @@
 """Many models at once descend as each would alone, by autograd, one example after the other."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcgd_experiments import batched_descent
+from fedcgd_experiments import batched_descent, real_data, real_tables
 from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
+from fedcgd_experiments.runner import NEVER
+from fedcgd_experiments.tables import lambdas
 
 SEEDS = (3, 8)
 CLASSES, FEATURES = 3, 4
@@ -88,3 +92,29 @@ def test_each_model_is_the_one_that_is_trained_alone(
     expected = [[alone(data, when, run, seed, people) for seed in SEEDS] for run in RUNS]
     assert found[:, :, 0] == pytest.approx(np.array(expected), abs=0.0011)
     assert len({round(value, 3) for value in found.flatten().tolist()}) > 2
+
+
+def test_each_lambda_has_the_rate_that_validation_chose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(2, size=400)
+    inputs = (labels[:, None] * 2 - 1 + generator.normal(size=(400, 3))).astype(np.float32)
+    data = Labelled(inputs[:200], labels[:200], ((inputs[200:300], labels[200:300]), (inputs[300:], labels[300:])), 2)
+    monkeypatch.setattr(real_data, "AXIS", ("lambda-cgd:0.5",))
+    bench = real_data.Bench("cpu", tmp_path, 10**6, 10**6, NEVER, NEVER)
+    rows = list(real_data.by_lambda(bench, data))
+    (tmp_path / "real_data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for figure, sampling in (("figure-2", "none"), ("figure-3", "balls-in-bins")):
+        found = real_tables.against_lambda(rows, figure)
+        assert {epsilon: list(by) for epsilon, by in found.items()} == {1.0: [0.5], 8.0: [0.5]}
+        for by in found.values():
+            for row in by.values():
+                assert row["recipe"]["sampling"] == sampling
+                best = max(range(7), key=lambda place: row["validation"][place])
+                assert row["rate"] == 50 * 2.0 ** (best - 6)
+                assert len(row["test"]) == 3
+    quiet, loud = (real_tables.against_lambda(rows, "figure-3")[e][0.5] for e in (8.0, 1.0))
+    assert quiet["sigma"] < loud["sigma"]
+    assert min(quiet["test"]) > 0.8
+    table = lambdas(tmp_path, "")
+    assert table.count("\n") == 6
+    assert real_tables.lambda_picture(tmp_path).axes

@@ -14,19 +14,22 @@ from click.testing import CliRunner
 from oracles_softmax import train_softmax as by_hand
 from plans import make_plan
 from rich.console import Console
+from scipy.stats import norm
 
 from fedcgd import NoiseKey, Plan
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.optimisation import catalogue
 from fedcgd.participation.batches import ExampleRounds
+from fedcgd.planning import private_mean
 from fedcgd_experiments.__main__ import app
-from fedcgd_experiments.central import CentralTrainer, check_steps, train_engine
+from fedcgd_experiments.central import CentralTrainer, check_steps, normalised, train_engine
 from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Descent
 from fedcgd_experiments.results import Results
 from fedcgd_experiments.runner import Deadline, PausedError, carry_out
 from fedcgd_experiments.study import missing
 from fedcgd_experiments.training import outcome, training, widened
+from fedcgd_simulations.task import Data, Examples
 from fedcgd_simulations.tasks import get_task
 
 POINT = CentralPoint(
@@ -103,6 +106,57 @@ def test_a_calibration_that_a_row_has_is_not_made_again(monkeypatch: pytest.Monk
     assert trainer.train([POINT], [row])[0]["accuracy"] == row["accuracy"]
     with pytest.raises(AssertionError, match="calibrated again"):
         trainer.train([replace(POINT, epsilon=3.0)], [row])
+
+
+def test_a_private_mean_and_training_cost_the_budget_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1/σ² adds up over Gaussian mechanisms; δ by the formula of Balle and Wang (2018, arXiv:1805.06530)."""
+    point = replace(POINT, mechanism="dp-sgd", epsilon=2.0, normalise=0.3)
+    means = []
+
+    def spied(*args: Any, **given: Any) -> Any:
+        means.append(private_mean(*args, **given))
+        return means[-1]
+
+    monkeypatch.setattr("fedcgd_experiments.central.private_mean", spied)
+    (row,) = CentralTrainer().train([point])
+    of_mean, of_training = 1 / means[0].plan.noise_multiplier, math.sqrt(point.epochs) / row["noise_multiplier"]
+    mu = math.hypot(of_mean, of_training)
+    delta = norm.cdf(mu / 2 - 2 / mu) - math.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
+    assert 0.999e-5 < delta <= 1e-5
+    assert of_mean**2 == pytest.approx(0.3 * mu**2, rel=1e-6)
+    assert "0.3 of the budget" in row["method"]
+
+
+def test_an_example_moves_the_mean_by_no_more_than_its_share() -> None:
+    """Both have the same noise: a simulation's key has it from the seed."""
+    point, data = replace(POINT, normalise=0.05), get_task("digits").load()
+    other = replace(data, train=replace(data.train, inputs=data.train.inputs.clone()))
+    other.train.inputs[7] *= 0  # zero out
+    here, there = (normalised(each, point) for each in (data, other))
+    moved = (here.test.inputs - there.test.inputs).norm(dim=1)
+    assert torch.allclose(moved, torch.tensor(1 / len(data.train)), rtol=1e-3)
+    assert here.train.inputs.mean(0).norm() < 0.2 < 0.9 < (here.train.inputs - there.train.inputs)[7].norm()
+
+
+def test_channels_are_scaled_to_the_same_variance() -> None:
+    """With next to no noise; the mean and the variance of rows of norm 1, each over the norm of what is said of it."""
+    generator = torch.Generator().manual_seed(3)
+    pictures = 0.3 + torch.randn(600, 3, 4, 4, generator=generator) * torch.tensor([3.0, 1.0, 0.2])[:, None, None]
+    some = Examples(pictures, torch.zeros(600, dtype=torch.long))
+    point = replace(POINT, normalise=0.5, epsilon=1e6)
+    flat = normalised(Data(some, some, some), point).train.inputs.view(600, 3, 16)
+    assert flat.mean(0).abs().max() < 0.05
+    assert torch.allclose(flat.square().sum(2).mean(0), torch.ones(3), atol=0.05)
+    quiet = normalised(Data(some, some, some), replace(point, epsilon=1.0, normalise=0.05)).train.inputs.view(
+        600, 3, 16
+    )
+    assert quiet.var(0).sum(1)[2] < 0.5  # what is as small as the noise is not blown up
+
+
+@pytest.mark.parametrize("change", [{"normalise": 1.0}, {"normalise": -0.1}, {"normalise": 0.1, "sampling": "poisson"}])
+def test_a_mean_without_a_budget_of_its_own_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="normalise"):
+        replace(POINT, **change)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a study found: compared with the better baseline, in tables and pictures that are made from the results alone."""
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.comparison import compare, pick, tuned
 from fedcgd_experiments.flower_command import flower_command
 from fedcgd_experiments.point import CentralPoint
-from fedcgd_experiments.results import Results, Row, known
+from fedcgd_experiments.results import Results, Row, claims, known
+from fedcgd_experiments.significance import holm, paired
 from fedcgd_experiments.studies import STUDIES, central_point
 from fedcgd_experiments.study import Log, Study, missing
 from fedcgd_experiments.tables import CASES, Found, fill
@@ -157,3 +159,49 @@ def test_the_commands(results: Path, tmp_path: Path) -> None:
     assert "digits: Toy; 2 candidates for each of 4 arms at 4 settings" in run.invoke(app, ["list"]).output
     assert run.invoke(app, ["run", "digit"]).exit_code == 2
     assert run.invoke(app, ["flower", "people"]).exit_code == 2
+
+
+def test_seeds_are_paired() -> None:
+    found = paired({0: 0.53, 1: 0.64, 2: 0.75, 9: 0.0}, {0: 0.50, 1: 0.60, 2: 0.70})
+    assert found is not None
+    assert (found.accuracy, found.baseline, found.seeds) == (pytest.approx(0.64), pytest.approx(0.60), 3)
+    # differences 0.03, 0.04, 0.05: mean 0.04, standard error 0.01/√3, t = 6.928 with 2 degrees of freedom
+    assert found.difference == pytest.approx(0.04)
+    assert found.p_value == pytest.approx(1 - 6.9282 / math.sqrt(2 + 6.9282**2), rel=1e-4)
+    # the 97.5 % quantile of Student's t with 2 degrees of freedom is 4.30265
+    half = 4.30265 * 0.01 / math.sqrt(3)
+    assert (found.low, found.high) == (pytest.approx(0.04 - half, abs=1e-6), pytest.approx(0.04 + half, abs=1e-6))
+
+
+def test_what_cannot_be_known_is_not_said() -> None:
+    one = paired({0: 0.7}, {0: 0.5, 1: 0.6})
+    assert one is not None
+    assert math.isnan(one.p_value)
+    assert math.isnan(one.low)
+    same = paired({0: 0.75, 1: 0.875}, {0: 0.5, 1: 0.625})
+    assert same is not None
+    assert math.isnan(same.p_value)
+    assert paired({0: 0.7}, {1: 0.5}) is None
+
+
+def test_holm_steps_down() -> None:
+    assert holm([0.01, 0.04, 0.03, math.nan]) == [
+        0.03,
+        pytest.approx(0.06),
+        pytest.approx(0.06),
+        pytest.approx(math.nan, nan_ok=True),
+    ]
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+
+
+def row(**changes):
+    return {"delta": 1e-5, "sampling": "none", "adjacency": "zero out one user", "method": "exact"} | changes
+
+
+def test_each_delta_and_sampling_is_said_once() -> None:
+    rows = [row(), row(), row(sampling="poisson", method="PLD")]
+    assert (
+        claims(rows) == "ε at δ = 1e-05; adjacency: zero out one user; sampling: none (exact); sampling: poisson (PLD)."
+    )
+    assert claims([row(), row(delta=1e-6)]).count("ε at δ = ") == 2
+    assert claims([]) == ""

@@ -12,9 +12,8 @@ import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import NodeSum, read_train_reply
-from flower_runs import hosting
+from flower_runs import hosting, one_user
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 from plans import make_plan
 from shared import record
@@ -27,7 +26,6 @@ from fedcgd_flower import (
     AdaptiveClipping,
     CorrelatedNoise,
     IncompleteRunError,
-    clipped_update_mod,
     one_gradient_step,
     run_loop,
     sequential_training,
@@ -223,18 +221,8 @@ def test_the_norm_finds_the_quantile_through_noise() -> None:
 
 def test_the_mod_and_the_pool_give_the_same_run() -> None:
     updates = users_of([0.3, 0.7, 2.0, 5.0])
-
-    def node(user: str) -> FakeNode:
-        app = ClientApp(mods=[clipped_update_mod])
-
-        @app.train()
-        def train(message: Message, context) -> Message:
-            new = record(message.content["arrays"]["w"].numpy() + updates[user])
-            return Message(RecordDict({"arrays": new}), reply_to=message)
-
-        return FakeNode(app, config={"user-id": user})
-
-    grids = [FakeGrid({1: pool(updates)}), FakeGrid({i + 1: node(user) for i, user in enumerate(updates)})]
+    singles = [one_user(user, lambda model, update=update: model + update) for user, update in updates.items()]
+    grids = [FakeGrid({1: pool(updates)}), FakeGrid(dict(enumerate(singles, 1)))]
     models = [
         make(plan(noise_multiplier=0.2), 4, AdaptiveClipping()).start(grid, record(np.zeros(SIZE))).arrays["w"].numpy()
         for grid in grids

@@ -70,12 +70,6 @@ def test_saved_state_continues_as_if_never_stopped(make) -> None:
     np.testing.assert_array_equal(run(second, MEANS[2:], first=3, start=halfway), whole)
 
 
-def test_losing_the_state_would_be_noticed() -> None:
-    make = lambda: FedAdam(eta=0.1)  # noqa: E731
-    halfway = run(make(), MEANS[:2])
-    assert not np.allclose(run(make(), MEANS[2:], first=3, start=halfway), run(make(), MEANS))
-
-
 def test_no_function_is_asked_to_average_metrics_that_do_not_leave_the_nodes() -> None:
     def worst(replies: list[RecordDict], weight: str) -> MetricRecord:
         return MetricRecord({"worst": max(reply["metrics"]["train_loss"] for reply in replies)})
@@ -90,12 +84,6 @@ def test_inner_configuration_reaches_the_clients() -> None:
     assert config["proximal-mu"] == 0.25
     assert config["epochs"] == 3
     assert config["server-round"] == 2
-
-
-def test_waiting_for_many_nodes_does_not_block() -> None:
-    inner = FedAvg(min_train_nodes=60, min_available_nodes=100)
-    config = inner_request(inner, 1, record(START), ConfigRecord()).config
-    assert config["server-round"] == 1
 
 
 def test_a_strategy_that_makes_no_model_is_refused() -> None:

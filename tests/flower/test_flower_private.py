@@ -10,7 +10,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcgd_flower.flower_private import SIMULATION_GRID, is_client_fn, is_simulation, log, mods_after
+from fedcgd_flower.flower_private import SIMULATION_GRID, is_client_fn, log, mods_after
+from fedcgd_flower.grid import kind_of
 
 
 def test_flwr_supercore_log_writes_to_flowers_logger(caplog: pytest.LogCaptureFixture) -> None:
@@ -26,8 +27,8 @@ def test_flwr_superlink_grid_has_the_grid_of_a_simulation() -> None:
     kind = getattr(flwr.superlink.grid, SIMULATION_GRID, None)
     assert kind is not None, f"flwr.superlink.grid.{SIMULATION_GRID} is gone: a simulation is not recognised any more"
     assert issubclass(kind, Grid)
-    assert is_simulation(object.__new__(kind))
-    assert not is_simulation(object.__new__(flwr.superlink.grid.HttpGrid))
+    assert kind_of(object.__new__(kind)).is_simulation
+    assert not kind_of(object.__new__(flwr.superlink.grid.HttpGrid)).is_simulation
 
 
 def test_mods_are_chained_by_closures_over_mod_and_ffn() -> None:

@@ -161,7 +161,7 @@ def test_broken_reply_is_dropped_with_its_cause(reply: Message | None, cause: st
     assert read_train_reply(reply, TASK) == cause
 
 
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.binary(max_size=64), st.sampled_from(["int32", "float64", "object"]), st.integers(0, 10))
 def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> None:
     result = read_train_reply(
@@ -170,7 +170,7 @@ def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> N
     assert not isinstance(result, NodeSum)
 
 
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=5, max_size=5))
 def test_no_sum_exceeds_its_share(values: list[int]) -> None:
     for task, share in ((TASK, 1.0), (ALONE, 0.5)):

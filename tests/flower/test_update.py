@@ -14,7 +14,7 @@ from fedcgd_flower.clipping import Clipping, clipped_update
 VECTORS = arrays(np.float32, 7, elements=st.floats(width=32))
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=300, deadline=None)
 @given(VECTORS, VECTORS, st.sampled_from([1e-6, 0.5, 1.0, 1e6]))
 def test_it_is_the_clipped_and_rounded_difference(trained, model, clip_norm) -> None:
     grid = Lattice.fitting(clip_norm=clip_norm, size=7, stddev=clip_norm)

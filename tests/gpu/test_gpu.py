@@ -3,9 +3,7 @@
 What only a real one can tell is in test_gpu_device.py.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from unittest.mock import MagicMock
+from collections.abc import Callable
 
 import local_training_work as local_training
 import numpy as np
@@ -16,12 +14,10 @@ from gpu_runs import tf32, train
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcgd.clipping import gpu_code as clipping_gpu_code
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
-from fedcgd.noise import gpu_code
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, arrays_of, one_gradient_step
 from fedcgd_simulations.local_training import LocalTraining, train_many, train_one
@@ -144,32 +140,3 @@ def test_curvature() -> None:
 
     expected, found = both(answer)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
-
-
-def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton launches on the current device: for tensors on another one that would be a fault, or another device's memory."""
-    current: list[Tensor | None] = [None]
-    launched_on: list[Tensor | None] = []
-
-    @contextmanager
-    def device_of(tensor: Tensor) -> Iterator[None]:
-        current.append(tensor)
-        yield
-        current.pop()
-
-    kernel = MagicMock()
-    kernel.__getitem__.return_value = lambda *_, **__: launched_on.append(current[-1])
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    for module, name in (
-        (gpu_code, "_noise"), (gpu_code, "_tile_hashes"), (clipping_gpu_code, "_squares"),
-        (clipping_gpu_code, "_accumulate"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, kernel)
-    total, key, rows = torch.zeros(10, dtype=torch.int64), np.zeros(8, np.uint32), torch.ones(2, 10)
-    gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
-    gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
-    gpu_code.fill_normals(total, 0, key)
-    gpu_code.tile_hashes(total, torch.ones(1, 16, dtype=torch.int64))
-    clipping_gpu_code.squares(rows)
-    clipping_gpu_code.accumulate(rows, torch.ones(2, dtype=torch.float64), torch.zeros(10, dtype=torch.int64))
-    assert [id(tensor) for tensor in launched_on] == [id(total)] * 4 + [id(rows)] * 2

@@ -21,6 +21,19 @@ def examples(size, *, scale=100.0, seed=2):
     return TensorDataset(inputs, torch.randint(0, 3, (size,), generator=generator))
 
 
+def network():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def private(model, loader, *, engine=None, **options):
+    """What `make_private` of `engine` returns, without a plan: DP-SGD unless `options` say something else."""
+    usual = {"mechanism": "dp-sgd", "sampling": "none", "noise_multiplier": 1.0, "max_grad_norm": 1.0, "epochs": 1}
+    usual |= {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "target_delta": 1e-3}
+    engine = engine or CorrelatedPrivacyEngine(NoiseKey.simulation(0))
+    return engine.make_private(module=model, data_loader=loader, **usual | options)
+
+
 class Run:
     """An engine, what it made private, and `sums`: of each released round, on the grid, before its noise."""
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from shared import record
@@ -9,7 +10,7 @@ from shared import record
 from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers
 from fedcgd.noise import NoiseStream
-from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
+from fedcgd_flower import CorrelatedNoise, clipped_update_mod, host_users, sequential_training
 
 SIZE = 6
 KEY = NoiseKey.simulation(7)
@@ -38,6 +39,18 @@ def hosting(users, training, *, evaluate=None, shared=False, keepers: Keepers | 
     app = ClientApp()
     host_users(app, lambda context: list(users), training, evaluate=evaluate, shared=shared, keepers=keepers)
     return FakeNode(app, **options)
+
+
+def one_user(user: str, trained, mod=clipped_update_mod, **config) -> FakeNode:
+    """A node that is one user, whose train function makes `trained` of the model's numbers."""
+    app = ClientApp(mods=[mod])
+
+    @app.train()
+    def train(message: Message, context) -> Message:
+        new = record(trained(message.content["arrays"]["w"].numpy()))
+        return Message(RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 3})}), reply_to=message)
+
+    return FakeNode(app, config={"user-id": user} | config)
 
 
 def node(users, amount: float = 1.0, **options) -> FakeNode:

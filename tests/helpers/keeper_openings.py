@@ -15,12 +15,14 @@ def agreement_of(keepers: Keepers, plan: Plan = PLAN, *, run: str = "", size: in
 
 
 def opening_for(keeper, sent, round=0, attempt=0, present=None, after=None) -> Opening:
+    """What `keeper`, or the one of that name, is asked to open."""
+    name = keeper if isinstance(keeper, str) else keeper.card.name
     return Opening(
         round=round,
         attempt=attempt,
         present=present or tuple(sent[0].sealed),
         tickets=tuple(one.ticket for one in sent),
-        sealed=tuple(one.sealed[keeper.card.name] for one in sent),
+        sealed=tuple(one.sealed[name] for one in sent),
         after=after,
     )
 

@@ -68,6 +68,13 @@ def test_records_that_agree_are_said_to(finished: RealKeepers) -> None:
     assert "lambda-cgd" in run("show", str(finished.files[0])).stdout
 
 
+def test_keepers_that_have_opened_nothing_contradict_nobody(tmp_path: Path) -> None:
+    real = RealKeepers(tmp_path)
+    for path in real.files:
+        Keeper.open(path, real.keepers).close()
+    assert verify(real).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -76,6 +83,7 @@ def test_records_that_agree_are_said_to(finished: RealKeepers) -> None:
         ("DELETE FROM openings WHERE round = 3", "round 3 is released in"),
         ("UPDATE openings SET round = 9 WHERE round = 5", "round 9 was opened by k1, and"),
         ("UPDATE run SET key_fingerprint = 'x'", "k1 (x) is none of the keepers in"),
+        ("UPDATE run SET key_fingerprint = '!'", "k1 (!) is none of the keepers in"),
         ('UPDATE run SET agreement = replace(agreement, \'"run": "\', \'"run": "x\')', "has served another run than"),
         ("UPDATE run SET agreement = replace(agreement, '2.0', '0.2')", "has made noise for another plan"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 from fake_grid import FakeGrid, FakeNode, Killed
-from flower_runs import names, node
+from flower_runs import names, node, one_user
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make, opening_asked
@@ -98,18 +98,14 @@ def test_the_mod_masks_evaluations_too_and_answers_none_in_the_clear() -> None:
     ran: list[str] = []
 
     def single(user: str) -> FakeNode:
-        app = ClientApp(mods=[ClippedUpdateMod(keepers=SIMULATED)])
+        node = one_user(user, lambda model: model, ClippedUpdateMod(keepers=SIMULATED))
 
-        @app.train()
-        def train(message: Message, context) -> Message:
-            return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
-
-        @app.evaluate()
+        @node.app.evaluate()
         def evaluate(message: Message, context) -> Message:
             ran.append(user)
             return Message(RecordDict({"metrics": MetricRecord(truth(user))}), reply_to=message)
 
-        return FakeNode(app, config={"user-id": user})
+        return node
 
     grid = FakeGrid({i: single(user) for i, user in enumerate(names(12))})
     metrics = told(run(make(evaluation=evaluation()), grid))[-1]

@@ -25,7 +25,7 @@ from shared import record
 from fedcgd.keepers import Agreement, Keepers, Opening, Refusal, Tls, mask
 from fedcgd.keepers.cards import Card, KeeperKey, host_and_port
 from fedcgd.keepers.record import read, record_file
-from fedcgd.keepers.service import KeeperService, ask
+from fedcgd.keepers.service import LIMITS, KeeperService, ask
 from fedcgd.keepers.verification import contradictions
 from fedcgd.keepers.wire import answer_from_bytes, answer_to_bytes, challenges, from_bytes, to_bytes
 from fedcgd.ledger import verify
@@ -116,6 +116,15 @@ def test_idle_connections_do_not_keep_the_server_out(tmp_path: Path, addresses: 
         proofs, sealed = challenges(services.keepers)
         assert proofs[ask(card.address, "/who", sealed, services.tls("server"), most=1000, timeout=60.0)] == card.name
         assert [one.recv(1) for one in idle[: 100 - first_stays]] == [b""] * (100 - first_stays)
+
+
+@pytest.mark.parametrize(("length", "status"), [(100, "400"), (101, "413")])
+def test_a_request_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch, length: int, status: str) -> None:
+    monkeypatch.setattr("fedcgd.keepers.service.LIMITS", replace(LIMITS, request=100))
+    services = Services(tmp_path, 1, colluding=0)
+    [card] = services.keepers.cards
+    with services.running(), pytest.raises(OSError, match=status):
+        ask(card.address, "/none", b"x" * length, services.tls("server"), most=1000, timeout=60.0)
 
 
 # Addresses and certificates.

@@ -16,6 +16,7 @@ from plans import make_plan
 
 from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation
 from fedcgd.keepers import Agreement, Card, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, lifted, mask
+from fedcgd.keepers.agreement import sums_of
 from fedcgd.keepers.keeper import UnreadableError, share_terms
 from fedcgd.keepers.masks import add_masks, residues_of, subtract_masks
 from fedcgd.keepers.record import Record, read, record_file
@@ -280,6 +281,9 @@ def test_an_agreement_travels_and_another_is_told_apart() -> None:
     for part in ({"protocol": described["protocol"]}, {}):
         with pytest.raises(ValueError, match="the agreement"):
             Agreement.from_description(part, keepers)
+    for size in (0, 2**32 + 1):
+        with pytest.raises(ValueError, match="size"):
+            Agreement(**{**vars(agreement), "size": size})
     contexts = {agreement.context}
     for change in ({"size": 301}, {"bits": 64}, {"run": "s"}):
         contexts.add(Agreement(**{**vars(agreement), **change}).context)
@@ -392,5 +396,9 @@ def test_residues_have_64_bits_where_32_would_wrap() -> None:
     loud = make_plan(LambdaCGD(0.9), PLAN.participation, noise_multiplier=50_000.0)
     agreement = agreement_of(keepers, loud)
     assert (agreement_of(keepers).bits, agreement.bits) == (32, 64)
+    far = make_plan(LambdaCGD(0.9), PLAN.participation, clip_norm=4.0)
+    users = 2**31 * lattice_of(far, SIZE).step / 4.0  # whose updates together reach beyond
+    found = [sums_of(far, size=SIZE, keepers=keepers, users=int(part * users)).bits for part in (0.5, 1.01)]
+    assert found == [32, 64]
     noise = opened_sum(keepers, agreement, members, updates(2), round=0) * agreement.step
     assert 0.8 < noise.std() / (50_000 * np.sqrt(1.5)) < 1.2

@@ -1,5 +1,6 @@
 """A node counts its users' participations itself, for one run, and the keepers' file limits what a run may cost."""
 
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -75,6 +76,8 @@ def test_a_file_is_for_one_run(tmp_path: Path) -> None:
         louder = agreement_of(KEEPERS, replace(PLAN, noise_multiplier=3.0))
         assert "another run" in refused(counts, 6, "ben", agreement=louder)
         counts.count(AGREEMENT, 3, 0, ["ada"])
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        counts.count(AGREEMENT, 6, 0, ["ada"])
 
 
 def test_a_turn_is_on_the_disk_before_it_is_taken(tmp_path: Path) -> None:

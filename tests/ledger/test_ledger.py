@@ -23,7 +23,7 @@ from fedcgd.keepers.record import Record
 from fedcgd.ledger import Ledger, LedgerError, attempts, export, seal, verify
 from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
 from fedcgd.participation.history import History
-from fedcgd.support.records import MAKE_ROOM, transaction
+from fedcgd.support.records import transaction
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=2, max_participations=2))
 SETTINGS = {"task": "digits", "lr": 0.5}
@@ -563,28 +563,6 @@ def test_a_new_key_that_another_process_found_stays(path, tmp_path):
     with refused("key-lost"):
         opened(path, key=mine)
     assert (tmp_path / "key").exists()
-
-
-def test_a_full_disk_is_told_with_the_file_and_the_remedy(path):
-    with opened(path) as ledger:
-        (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()
-        ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
-        users = [f"{i} {'u' * 500}" for i in range(500)]
-        with pytest.raises(sqlite3.OperationalError, match=MAKE_ROOM) as full:
-            ledger.plan_round(0, users)
-        assert str(path) in str(full.value)
-
-
-def test_a_model_that_does_not_fit_on_the_disk_is_told_with_its_file(path, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    with opened(path) as ledger:
-        attempt = ledger.plan_round(0, ["a"])
-        ledger.record_aggregated(0, attempt, 5)
-        monkeypatch.setattr("fedcgd.ledger.model_file.os.fsync", full)
-        with pytest.raises(OSError, match=f"{MAKE_ROOM}.*run.ledger-model-0"):
-            ledger.record_released(0, attempt, b"model")
 
 
 def test_a_folder_is_no_ledger(tmp_path):

@@ -35,16 +35,10 @@ def test_a_schedule_goes_on_with_its_last_rate() -> None:
     assert Workload(learning_rates=(1.0, 0.5)).rates(4).tolist() == [1.0, 0.5, 0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Workload(1.0), r"momentum must be in \[0, 1\), got 1.0"),
-        (lambda: Workload(learning_rates=(0.1, float("nan"))), "learning rates must be finite"),
-    ],
-)
-def test_bad_workloads_are_refused(make, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+@pytest.mark.parametrize("wrong", [{"momentum": 1.0}, {"learning_rates": (0.1, float("nan"))}])
+def test_bad_workloads_are_refused(wrong) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", " ")):
+        Workload(**wrong)
 
 
 # First column of Table 4 of arXiv:2601.22334 (k = 10 epochs of 390 rounds, ε = 8, δ = 1e-5, no amplification), the rows that are

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from app_runs import DEFAULTS
-from command_line import run
-from fake_grid import FakeGrid, FakeNode
-from flwr.app import Context, RecordDict
+from app_runs import released_by_the_app
 from mechanism_table import ONE_OF_EACH
 
 from fedcgd import BISR, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, Participation, Plan
@@ -17,8 +14,6 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
 from fedcgd_experiments.central import claim, mechanism_of
 from fedcgd_experiments.point import Setup
-from fedcgd_simulations import server_app
-from fedcgd_simulations.client_app import app as client_app
 
 RUN = Participation(rounds=6, min_separation=3)
 BAND = np.array([[1.0, 0.5], [0.9, 0.1], [0.8, -0.2], [1.0, 0.3], [1.0, 0.4], [1.0, 0.0]])
@@ -84,28 +79,12 @@ def test_a_matrix_is_for_its_own_number_of_rounds(tmp_path: Path) -> None:
         catalogue.mechanism(f"file:{tmp_path / 'six.json'}", Participation(rounds=7, min_separation=3))
 
 
-def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "third.json"
-    write_mechanism(LambdaCGD(1 / 3), path)
-    options = ["--rounds", "30", "--separation", "10", "--epsilon", "2", "--delta", "1e-5", "--json"]
-    found, spelled = (run("account", "--mechanism", text, *options) for text in (f"file:{path}", f"lambda-cgd:{1 / 3}"))
-    assert found.exit_code == 0
-    assert found.stdout == spelled.stdout
-    missing = run("account", "--mechanism", f"file:{tmp_path}", *options[:-1])
-    assert missing.exit_code == 2
-    assert "directory" in missing.stderr
-
-
-def test_a_flower_run_takes_a_file_and_its_ledger_keeps_what_it_said(tmp_path: Path) -> None:
+def test_a_flower_run_takes_a_file_and_its_ledger_keeps_what_it_said(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "curve.json"
     write_mechanism(BandInvMF((1.0, -0.6)), path)
     changes = {"rounds": 2, "mechanism": f"file:{path}", "ledger": str(tmp_path / "run.db")}
-    config = DEFAULTS | changes | {"results": str(tmp_path / "run.json")}
-    hosts = {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(2)}
-    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
-    server_app.main(FakeGrid(hosts, config), context)
+    _, told = released_by_the_app(changes, tmp_path, monkeypatch)
     path.unlink()
     assert verify(tmp_path / "run.db").problems == ()
-    described = json.loads((tmp_path / "run.json").read_text())["mechanism"]
-    assert catalogue.from_description(described) == BandInvMF((1.0, -0.6))
+    assert catalogue.from_description(told["mechanism"]) == BandInvMF((1.0, -0.6))
     assert str(path).encode() not in (tmp_path / "run.db").read_bytes()

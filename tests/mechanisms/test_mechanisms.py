@@ -119,11 +119,8 @@ def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
     [
         ("bifr", (), ["p", "γ"], None),
         ("bifr:3", (3,), ["γ"], 3),
-        ("bifr:3:normalized", (3,), ["γ"], 3),
         ("bifr:3:0.7", (3, 0.7), [], 3),
-        ("lambda-mu", (), ["λ", "μ"], None),
         ("lambda-mu:0.8", (0.8,), ["μ"], None),
-        ("blt", (), ["d"], None),
         ("blt:2", (2,), [], None),
         ("dp-sgd", (), [], None),
     ],

@@ -8,20 +8,8 @@ import torch
 from plans import make_plan
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import (
-    DPSGD,
-    LambdaCGD,
-    Mechanism,
-    NoiseKey,
-    Normalized,
-    Participation,
-    Plan,
-    accountant,
-    calibrate,
-    compute_delta,
-    compute_epsilon,
-    sensitivity,
-)
+from fedcgd import NoiseKey, Participation, Plan, accountant, calibrate, compute_delta, compute_epsilon, sensitivity
+from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.toeplitz import Toeplitz, reciprocal
 from fedcgd.opacus import CorrelatedPrivacyEngine

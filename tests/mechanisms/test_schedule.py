@@ -34,15 +34,10 @@ def test_the_factors_of_each_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("steps", 4, 0), "constant, linear, cosine, got 'steps'"),
-        (("linear", 4, 4), "warmup must be between 0 and 3"),
-        (("linear", 0, 0), "rounds must be at least 1, got 0"),
-    ],
+    ("schedule", "rounds", "warmup", "words"),
+    [("steps", 4, 0, "'steps'"), ("linear", 4, 4, "^warmup"), ("linear", 0, 0, "^rounds")],
 )
-def test_bad_schedules_are_refused(arguments, words: str) -> None:
-    schedule, rounds, warmup = arguments
+def test_bad_schedules_are_refused(schedule, rounds: int, warmup: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         rate_factors(schedule, rounds, warmup=warmup)
 
@@ -53,28 +48,18 @@ def test_a_constant_rate_is_the_workload_without_a_schedule() -> None:
 
 
 @pytest.mark.parametrize("error", ["rmse", "max-se"])
-@pytest.mark.parametrize("n", [1, 2, 7, 30])
+@pytest.mark.parametrize("n", [1, 2, 9])
 @pytest.mark.parametrize("chunk", [20, 2**20])
 def test_the_error_under_a_schedule_is_that_of_dense_matrices(error: str, n: int, chunk: int, monkeypatch) -> None:
+    """And its gradient that of differences."""
     monkeypatch.setattr(optimisation, "EFFORT", replace(optimisation.EFFORT, chunk=chunk))
     generator = np.random.default_rng(n)
     t, rates = generator.normal(size=n), generator.uniform(0.1, 1, n)
-    toeplitz = np.array([[t[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
-    b = np.tril(np.ones((n, n))) @ np.diag(rates) @ toeplitz
-    squares = (b**2).sum(axis=1)
-    found, _ = scheduled_error(t, rates, error)
+    squares = ((np.tril(np.ones((n, n))) @ np.diag(rates) @ oracle.toeplitz(t, n)) ** 2).sum(axis=1)
+    found, gradient = scheduled_error(t, rates, error)
     assert found == pytest.approx(squares.mean() if error == "rmse" else squares.max(), rel=1e-12)
-
-
-@pytest.mark.parametrize("error", ["rmse", "max-se"])
-@pytest.mark.parametrize("chunk", [20, 2**20])
-def test_its_gradient_is_that_of_differences(error: str, chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr(optimisation, "EFFORT", replace(optimisation.EFFORT, chunk=chunk))
-    generator = np.random.default_rng(5)
-    rates = generator.uniform(0.1, 1, 9)
-    t = generator.normal(size=9)
     differences = approx_fprime(t, lambda t: scheduled_error(t, rates, error)[0], 1e-7)
-    np.testing.assert_allclose(scheduled_error(t, rates, error)[1], differences, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-5)
 
 
 def private_error(mechanism: Mechanism, workload: Workload, objective: str = "rmse") -> float:

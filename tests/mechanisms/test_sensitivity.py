@@ -7,74 +7,40 @@ import oracles_mechanisms as oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mechanism_table import ONE_OF_EACH
 
-from fedcgd.mechanisms import (
-    BIFR,
-    BISR,
-    BLT,
-    BSR,
-    DPSGD,
-    BandedToeplitz,
-    BandInvMF,
-    BinaryTree,
-    Dense,
-    Diagonal,
-    LambdaCGD,
-    LambdaMuCGD,
-    Normalized,
-    NuDPFTRL,
-    SquareRootToeplitz,
-    matrix,
-)
+from fedcgd.mechanisms import BIFR, BSR, BandedToeplitz, BandInvMF, Dense, LambdaCGD, LambdaMuCGD, Normalized, matrix
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT
 from fedcgd.mechanisms.sensitivity import _gram, sensitivity
 from fedcgd.mechanisms.worst_patterns import best_separated, gram_bound, lag_bound, normalized_bound
 from fedcgd.participation import Participation
 
+ROOT, TREE = ONE_OF_EACH["toeplitz"], ONE_OF_EACH["tree"]
 MONOTONE = [
-    DPSGD(),
-    LambdaCGD(0.9),
+    *(ONE_OF_EACH[name] for name in ("dp-sgd", "lambda-cgd", "lambda-mu", "nu-dp-ftrl", "bifr", "bisr", "bsr", "blt")),
+    ROOT,
     LambdaCGD(0.4),
-    SquareRootToeplitz(),
-    NuDPFTRL(0.1),
-    BSR(3),
-    BISR(4),
-    BIFR(4, 0.7),
     BIFR(3, 0.2),
     BIFR(5, 1.0),
     LambdaMuCGD(0.6, 0.3),
-    LambdaMuCGD(0.8, -0.3),
     LambdaMuCGD(0.9, 0.7),  # rises at first
-    BLT((0.3, 0.2), (0.9, 0.5)),
 ]
 LOG_CONVEX = [
-    Normalized(mechanism)
-    for mechanism in (
-        *(LambdaCGD(lam) for lam in (0.0, 0.3, 0.7, 0.99)),
-        SquareRootToeplitz(),
-        NuDPFTRL(0.2),
-        BLT((0.3, 0.2), (0.9, 0.5)),
-    )
+    *(Normalized(ONE_OF_EACH[name]) for name in ("lambda-cgd", "toeplitz", "nu-dp-ftrl", "blt")),
+    *(Normalized(LambdaCGD(lam)) for lam in (0.0, 0.3, 0.99)),
 ]
 """Of their unit columns the leftmost are the worst."""
 
 OTHERS = [
+    *(ONE_OF_EACH[name] for name in ("banded-toeplitz", "band-inv-mf", "diagonal", "tree")),
     BandedToeplitz((1.0, 0.2, 0.6)),
-    BandedToeplitz((1.0, -0.5, 0.3, 0.4)),
-    BandInvMF((1.0, -0.3, 0.4)),
     BandInvMF((1.0, 0.6)),
     BandInvMF((1.0, -0.2, -0.9)),
-    Normalized(BSR(3)),
-    Normalized(BSR(6)),
-    Normalized(BISR(3)),
     LambdaMuCGD(0.5, -0.5),
     LambdaMuCGD(0.7, -0.6),
-    Normalized(BIFR(4, 0.7)),
+    *(Normalized(ONE_OF_EACH[name]) for name in ("bsr", "bisr", "bifr", "lambda-mu", "banded-toeplitz")),
+    Normalized(BSR(6)),
     Normalized(LambdaMuCGD(0.9, 0.7)),
-    Normalized(LambdaMuCGD(0.8, -0.3)),
-    Normalized(BandedToeplitz((1.0, -0.5, 0.3, 0.4))),
-    BinaryTree(),
-    Diagonal(),
 ]
 SETTINGS = [(7, 1, 1), (7, 7, 1), (7, 2, 1), (8, 2, 4), (8, 3, 3), (8, 4, 2), (9, 3, 2), (9, 2, 5), (10, 2, 3)]
 
@@ -117,7 +83,7 @@ def test_the_bound_for_unit_columns_is_one_for_any_coefficients(seed, n, k, b) -
         assert normalized_bound(c, norms, rows, most, b) >= truth * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("mechanism", [SquareRootToeplitz(), BISR(4), LambdaCGD(0.9999)], ids=str)
+@pytest.mark.parametrize("mechanism", [ROOT, ONE_OF_EACH["bisr"], LambdaCGD(0.9999)], ids=str)
 def test_unit_columns_of_a_full_matrix_go_on_beyond_dense_sizes(mechanism) -> None:
     n = 2 * DENSE_LIMIT
     for released, k in ((n, 8), (n - 5, 8), (10_000, 8), (n, 3), (n, 1)):
@@ -192,19 +158,19 @@ def test_a_bound_that_is_attained_is_called_exact() -> None:
 
 
 def test_nothing_released_needs_no_noise() -> None:
-    assert sensitivity(BinaryTree(), plan(8, 2, 4), released=0).value == 0
+    assert sensitivity(TREE, plan(8, 2, 4), released=0).value == 0
     with pytest.raises(ValueError, match=r"^released .*9"):
-        sensitivity(BinaryTree(), plan(8, 2, 4), released=9)
+        sensitivity(TREE, plan(8, 2, 4), released=9)
 
 
 def test_too_large_for_a_gram_matrix_says_what_to_do() -> None:
     n = DENSE_LIMIT + 1
     with pytest.raises(ValueError, match="8192 rounds"):
-        sensitivity(BinaryTree(), plan(n, 2, 2))
+        sensitivity(TREE, plan(n, 2, 2))
 
 
 @pytest.mark.parametrize(
-    "mechanism", [LambdaCGD(0.99), SquareRootToeplitz(), BISR(16), BandInvMF((1.0, -0.6, 0.1, -0.3))], ids=str
+    "mechanism", [LambdaCGD(0.99), ROOT, ONE_OF_EACH["bisr"], BandInvMF((1.0, -0.6, 0.1, -0.3))], ids=str
 )
 @pytest.mark.timeout(100)  # a second, where nothing else runs: benchmarks/mechanisms.py
 def test_a_million_rounds(mechanism) -> None:

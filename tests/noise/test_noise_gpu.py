@@ -5,10 +5,16 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 INTERPRETED = Path(__file__).with_name("interpreted_kernels.py")
 
@@ -116,3 +122,34 @@ def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: st
         types |= dict.fromkeys(constants, "constexpr")
         code = assembled(kernel, types, constants, module.OPTIONS)["ttir"]
         assert set(re.findall(r"arith\.muli .*?\b\d*x?(i\d+)\b", code)) == {"i64"}
+
+
+def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device: for tensors on another one that would be a fault, or another device's memory."""
+    from fedcgd.clipping import gpu_code as clipping
+    from fedcgd.noise import gpu_code
+
+    current: list[Tensor | None] = [None]
+    launched_on: list[Tensor | None] = []
+
+    @contextmanager
+    def device_of(tensor: Tensor) -> Iterator[None]:
+        current.append(tensor)
+        yield
+        current.pop()
+
+    kernel = MagicMock()
+    kernel.__getitem__.return_value = lambda *_, **__: launched_on.append(current[-1])
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    for name in ("_noise", "_tile_hashes"):
+        monkeypatch.setattr(gpu_code, name, kernel)
+    for name in ("_squares", "_accumulate"):
+        monkeypatch.setattr(clipping, name, kernel)
+    total, key, rows = torch.zeros(10, dtype=torch.int64), np.zeros(8, np.uint32), torch.ones(2, 10)
+    gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
+    gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
+    gpu_code.fill_normals(total, 0, key)
+    gpu_code.tile_hashes(total, torch.ones(1, 16, dtype=torch.int64))
+    clipping.squares(rows)
+    clipping.accumulate(rows, torch.ones(2, dtype=torch.float64), torch.zeros(10, dtype=torch.int64))
+    assert [id(tensor) for tensor in launched_on] == [id(total)] * 4 + [id(rows)] * 2

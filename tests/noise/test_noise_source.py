@@ -97,6 +97,8 @@ def test_replay_makes_the_bands_again_and_buffers_make_one_vector() -> None:
         for t in range(3):
             noise.add(np.zeros(SIZE, np.int64), NONCES[: t + 1], 1.5)
         assert made == expected_rounds
+    # Without a mode it is what is less work.
+    assert [source(mechanism).mode for mechanism in (LambdaCGD(0.8), BSR(4))] == ["replay", "buffer"]
 
 
 def test_no_noise_after_the_last_round() -> None:

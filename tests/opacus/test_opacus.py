@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
-from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon
+from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon, select_lambda
 from fedcgd.central.releases import Releases
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
+from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
@@ -64,18 +65,14 @@ def make(*, mechanism=MECHANISM, sampling="none", key=KEY, size=EXAMPLES, epochs
 
 
 def make_with_epsilon(**options):
-    model = network()
+    model = options.get("module", network())
     engine = CorrelatedPrivacyEngine(KEY)
-    arguments = {
-        "mechanism": MECHANISM, "target_epsilon": 3.0, "target_delta": 1e-4, "max_grad_norm": CLIP, "epochs": EPOCHS
-    } | options  # fmt: skip
-    private = engine.make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
-        data_loader=DataLoader(data(), batch_size=BATCH),
-        **arguments,
-    )
-    return engine, model, private
+    usual = {
+        "module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=RATE), "mechanism": MECHANISM,
+        "data_loader": DataLoader(data(), batch_size=BATCH), "target_epsilon": 3.0, "target_delta": 1e-4,
+        "max_grad_norm": CLIP, "epochs": EPOCHS,
+    }  # fmt: skip
+    return engine, model, engine.make_private_with_epsilon(**usual | options)
 
 
 def train(private, *, epochs=EPOCHS, physical=None):
@@ -272,6 +269,7 @@ def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise
             optimizer.step()
             moved.append((flatten(model) - before).numpy())
         engine.save_checkpoint(path=tmp_path / "checkpoint", module=module, optimizer=optimizer)
+        assert key._root.hex() not in str(engine.accountant.state_dict())
         return engine.accountant, moved
 
     first, before = steps(3)
@@ -282,31 +280,12 @@ def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise
     z = np.stack([stream.normal(t, nonce, 0, len(before[0])) for t, nonce in enumerate(nonces)])
     rows = inverse_matrix(MECHANISM, ROUNDS)[:5, :5] @ z
     np.testing.assert_allclose([*before, *after], -RATE * CLIP * SIGMA / BATCH * rows, atol=2e-4)  # the grid
-
-
-def first_steps(key, count=1, checkpoint=None):
-    """Engine, and what the model moved by in its first `count` steps."""
-    engine, model, private = make(key=key)
-    if checkpoint:
-        engine.load_checkpoint(path=checkpoint, module=private[0], optimizer=private[1])
-    before = flatten(model)
-    module, optimizer, loader = private
-    for _, (inputs, targets) in zip(range(count), loader, strict=False):
-        optimizer.zero_grad()
-        functional.cross_entropy(module(inputs), targets).backward()
-        optimizer.step()
-    return engine, private, flatten(model) - before
-
-
-@pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
-def test_two_runs_under_one_key_have_other_noise_and_other_batches():
-    key = NoiseKey.generate()
-    (_, one, first), (_, other, second) = first_steps(key), first_steps(key)
-    noise = RATE * CLIP * SIGMA / BATCH
-    assert float((first - second).std()) > noise  # independent noise: 1.4 of it, and the batches differ
-    assert not np.array_equal(one[-1].batch_sampler.rows(0), other[-1].batch_sampler.rows(0))
-    simulated = [first_steps(NoiseKey.simulation(5))[2] for _ in range(2)]
-    assert torch.equal(*simulated)
+    other, _, private = make(key=key)
+    assert other.accountant.run != first.run == last.run
+    assert not np.array_equal(batches_of(private), batches_of(make(key=key)[2]))
+    stranger, _, private = make()
+    with pytest.raises(ValueError, match="fingerprint"):
+        stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
 
 
 def test_an_engine_makes_one_run():
@@ -324,24 +303,6 @@ def test_an_engine_makes_one_run():
     assert engine.accountant.released == 5
     with pytest.raises(RuntimeError, match="another engine"):
         again()
-
-
-@pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
-def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_path):
-    key = NoiseKey.generate()
-    engine, private, _ = first_steps(key)
-    engine.save_checkpoint(path=tmp_path / "c", module=private[0], optimizer=private[1])
-    assert key._root.hex() not in str(engine.accountant.state_dict())
-    again = [first_steps(key, checkpoint=tmp_path / "c") for _ in range(2)]
-    for loaded, parts, _ in again:
-        assert loaded.accountant.run == engine.accountant.run
-        assert loaded.accountant.nonces[0] == engine.accountant.nonces[0]
-        assert np.array_equal(parts[-1].batch_sampler.rows(3), private[-1].batch_sampler.rows(3))
-    noise = RATE * CLIP * SIGMA / BATCH
-    assert float((again[0][2] - again[1][2]).std()) > noise  # without a record
-    stranger, _, private = make()
-    with pytest.raises(ValueError, match="fingerprint"):
-        stranger.load_checkpoint(path=tmp_path / "c", module=private[0], optimizer=private[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -384,11 +345,59 @@ def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch
         ({"accumulation_steps": 2}, "divide the 5 batches of an epoch, got 2"),
         ({"accumulation_steps": 0}, "accumulation_steps must be at least 1"),
         ({"grad_sample_mode": "no_op"}, "must be hooks, functorch or ghost, got 'no_op'"),
+        ({"mechanism": None}, "dp-sgd"),
+        ({"mechanism": 0.9}, r"mechanism must be a value such as LambdaCGD\(0.9\) or DPSGD\(\), got 0.9"),
+        ({"mechanism": LambdaCGD}, "mechanism must be a value"),
+        ({"epochs": "3"}, "epochs must be a whole number, got '3'"),
+        ({"epochs": 3.0}, "epochs must be a whole number, got 3.0"),
+        ({"data_loader": DataLoader(data(), batch_size=None)}, "batch_size=None"),
+        ({"data_loader": DataLoader(data(0), batch_size=8)}, "no batch: its data set has 0 examples"),
+        ({"optimizer": [torch.optim.SGD(nn.Linear(6, 3).parameters())] * 2}, "one torch optimizer .*, got list"),
     ],
 )
 def test_what_is_not_accounted_for_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make_with_epsilon(**{"sampling": "none", **options})
+
+
+def test_lambda_is_chosen_for_the_momentum_and_the_schedule_that_run():
+    rounds, model = 50, network()
+    participation = Participation(rounds=rounds, min_separation=5)
+
+    def lam(optimizer=torch.optim.SGD, options=None, **changed) -> float:
+        optimizer = optimizer(model.parameters(), lr=0.1, **options or {})
+        usual = {"module": model, "optimizer": optimizer, "mechanism": "lambda-cgd", "sampling": "none", "epochs": 10}
+        return make_with_epsilon(**usual | changed)[0].accountant.plan.mechanism.lam
+
+    def expected(**workload) -> float:
+        asked = scheduled_workload(rounds=rounds, **workload)
+        return select_lambda(participation, epsilon=3.0, delta=1e-4, objective="excess", workload=asked).lam
+
+    constant, falling = expected(schedule="constant"), expected(schedule="linear")
+    assert lam() == constant
+    assert lam(schedule="linear") == falling > constant
+    assert lam(options={"momentum": 0.9}) == expected(schedule="constant", momentum=0.9) > constant
+    assert lam(optimizer=torch.optim.Adam) == constant
+    with pytest.raises(ValueError, match="constant, linear,"):
+        lam(schedule="stairs")
+
+
+def test_a_layer_that_sees_fewer_rows_is_named():
+    """As the position embeddings of Transformers' models, which look up one row of positions for the whole batch."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.positions = nn.Linear(6, 6), nn.Embedding(6, 1)
+
+        def forward(self, inputs):
+            return self.linear(inputs) + self.positions(torch.arange(6)[None])[..., 0]
+
+    module, optimizer, loader = make_with_epsilon(module=Positions(), mechanism=DPSGD())[2]
+    inputs, _ = next(iter(loader))
+    module(inputs).sum().backward()
+    with pytest.raises(RuntimeError, match="weight' and"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, select_lambda
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
 # Of Opacus' own engine, which these tests compare with.
@@ -261,91 +260,6 @@ def test_steps_cannot_be_counted_by_hand_and_checkpoints_do_not_mix(tmp_path: Pa
 def test_a_key_that_is_none_is_refused_at_once_and_not_shown(key: object) -> None:
     with pytest.raises(TypeError, match=r"key must be a NoiseKey, .* got (int|NoneType|bytes)$"):
         CorrelatedPrivacyEngine(key)  # type: ignore[arg-type]
-
-
-def made_of(**changed):
-    """`make_private_with_epsilon` of an engine, with its usual arguments but for `changed`; and the plan."""
-    model = nn.Linear(4, 2)
-    usual = {
-        "module": model,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "data_loader": DataLoader(data(), batch_size=8),
-        "mechanism": DPSGD(),
-        "target_epsilon": 4.0,
-        "target_delta": 1e-5,
-        "epochs": 2,
-        "max_grad_norm": 1.0,
-    }
-    engine = CorrelatedPrivacyEngine(SECRET)
-    return *engine.make_private_with_epsilon(**usual | changed), engine.accountant.plan
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"mechanism": None}, "dp-sgd"),
-        ({"mechanism": 0.9}, r"mechanism must be a value such as LambdaCGD\(0.9\) or DPSGD\(\), got 0.9"),
-        ({"mechanism": LambdaCGD}, "mechanism must be a value"),
-        ({"epochs": "3"}, "epochs must be a whole number, got '3'"),
-        ({"epochs": 3.0}, "epochs must be a whole number, got 3.0"),
-        ({"data_loader": DataLoader(data(), batch_size=None)}, "batch_size=None"),
-        ({"data_loader": DataLoader(data(0), batch_size=8)}, "no batch: its data set has 0 examples"),
-        (
-            {"optimizer": [torch.optim.SGD(nn.Linear(4, 2).parameters())] * 2},
-            "one torch optimizer of all parameters, got list",
-        ),
-    ],
-)
-def test_a_slip_is_answered_in_the_words_of_the_argument(changed, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        made_of(**changed)
-
-
-def test_lambda_is_chosen_for_the_momentum_and_the_schedule_that_run():
-    rounds, model = 50, nn.Linear(4, 2)
-    participation = Participation(rounds=rounds, min_separation=5)
-
-    def lam(optimizer=torch.optim.SGD, options=None, **changed) -> float:
-        optimizer = optimizer(model.parameters(), lr=0.1, **options or {})
-        made = made_of(module=model, optimizer=optimizer, mechanism="lambda-cgd", sampling="none", epochs=10, **changed)
-        return made[-1].mechanism.lam
-
-    def expected(**workload) -> float:
-        found = select_lambda(
-            participation,
-            epsilon=4.0,
-            delta=1e-5,
-            objective="excess",
-            workload=scheduled_workload(rounds=rounds, **workload),
-        )
-        return found.lam
-
-    constant, falling = expected(schedule="constant"), expected(schedule="linear")
-    assert lam() == constant
-    assert lam(schedule="linear") == falling > constant
-    assert lam(options={"momentum": 0.9}) == expected(schedule="constant", momentum=0.9) > constant
-    assert lam(optimizer=torch.optim.Adam) == constant
-    with pytest.raises(ValueError, match="constant, linear,"):
-        lam(schedule="stairs")
-
-
-def test_a_layer_that_sees_fewer_rows_is_named():
-    """As the position embeddings of Transformers' models, which look up one row of positions for the whole batch."""
-
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.positions = nn.Linear(4, 4), nn.Embedding(4, 1)
-
-        def forward(self, inputs):
-            return self.linear(inputs) + self.positions(torch.arange(4)[None])[..., 0]
-
-    model = Positions()
-    module, optimizer, loader, _ = made_of(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    inputs, _ = next(iter(loader))
-    module(inputs).sum().backward()
-    with pytest.raises(RuntimeError, match="weight' and"):
-        optimizer.step()
 
 
 @pytest.mark.parametrize(("delta", "warned"), [(0.25, True), (1 / 40, True), (0.01, False)])

@@ -5,13 +5,10 @@ from collections import UserDict, namedtuple
 import numpy as np
 import pytest
 import torch
-from central_runs import Run, examples
+from central_runs import Run, examples, private
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, default_collate
-
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus import CorrelatedPrivacyEngine
 
 Pair = namedtuple("Pair", ["inputs", "target"])
 
@@ -67,11 +64,8 @@ def test_an_empty_batch_is_one_example_cut_to_nothing(kind):
     """Of Poisson batches of one example on average some are empty; they have the types, names and shapes of the others."""
     make, collate, shape, expected = KINDS[kind]
     model = nn.Linear(6, 3)
-    _, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(Made(make), batch_size=1, collate_fn=collate), batch_first=kind != "examples second",
-        mechanism="dp-sgd", sampling="poisson", noise_multiplier=1.0, max_grad_norm=1.0, epochs=4, target_delta=1e-5,
-    )  # fmt: skip
+    loader = DataLoader(Made(make), batch_size=1, collate_fn=collate)
+    _, optimizer, loader = private(model, loader, batch_first=kind != "examples second", sampling="poisson", epochs=4)
     empty = 0
     sampler = loader.batch_sampler
     for epoch in range(4):
@@ -106,13 +100,8 @@ class Noisy(Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_gives_the_copies_of_an_example_one_after_the_other(workers):
-    model = nn.Linear(6, 3)
-    module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(Noisy(), batch_size=4, num_workers=workers),
-        mechanism="lambda-cgd:0.5", sampling="none", noise_multiplier=1.0, max_grad_norm=1.0, epochs=2, target_delta=1e-5,
-        augmentation_multiplicity=3,
-    )  # fmt: skip
+    loader = DataLoader(Noisy(), batch_size=4, num_workers=workers)
+    module, optimizer, loader = private(nn.Linear(6, 3), loader, augmentation_multiplicity=3)
     for round, (inputs, targets) in enumerate(loader):
         picked = torch.from_numpy(loader.batch_sampler.rows(round)).repeat_interleave(3)
         assert inputs.floor()[:, 0].tolist() == picked.tolist()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from central_runs import Run
+from central_runs import Run, private
 from opacus.layers import DPLSTM
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
@@ -78,15 +78,10 @@ class Reader(nn.Module):
         return self.out(x)
 
 
-def private(how, collate, mode="hooks", workers=0, **options):
+def reader(how, collate, mode="hooks", workers=0, **options):
     torch.manual_seed(0)
-    model = Reader(how)
-    return CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(Texts(), batch_size=8, collate_fn=collate, num_workers=workers),
-        mechanism="dp-sgd", sampling="none", noise_multiplier=1.0, max_grad_norm=1.0, epochs=1, target_delta=1e-3,
-        grad_sample_mode=mode, **options,
-    )  # fmt: skip
+    loader = DataLoader(Texts(), batch_size=8, collate_fn=collate, num_workers=workers)
+    return private(Reader(how), loader, grad_sample_mode=mode, **options)
 
 
 def train(module, optimizer, loader, criterion=nn.functional.cross_entropy):
@@ -109,20 +104,20 @@ HONEST = [("mean", to_a_fixed_length), ("masked", with_mask), ("packed", with_le
 @pytest.mark.parametrize(("how", "collate"), LEAKS)
 def test_one_long_text_that_changes_all_rows_is_refused(how, collate, workers):
     with pytest.raises(CrossExampleLeakError, match=PAD):
-        train(*private(how, collate, workers=workers))
+        train(*reader(how, collate, workers=workers))
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize(("how", "collate"), HONEST)
 def test_texts_whose_padding_does_not_count_are_trained(how, collate, mode):
-    module, optimizer, *_, loader = private(how, collate, mode)
+    module, optimizer, *_, loader = reader(how, collate, mode)
     train(module, optimizer, loader)
     assert loader.batch_sampler.rounds.releases.count == 3
 
 
 @pytest.mark.parametrize(("how", "collate"), LEAKS[:1])
 def test_physical_batches_are_looked_at(how, collate):
-    module, optimizer, loader = private(how, collate)
+    module, optimizer, loader = reader(how, collate)
     with (
         pytest.raises(CrossExampleLeakError, match=PAD),
         BatchMemoryManager(data_loader=loader, max_physical_batch_size=4, optimizer=optimizer) as batches,
@@ -139,27 +134,15 @@ def test_a_program_that_makes_its_inputs_of_the_batch_is_refused_and_its_author_
             optimizer.step()
 
     with pytest.raises(CrossExampleLeakError, match="assume_independent"):
-        loop(*private("masked", padded))
+        loop(*reader("masked", padded))
     engine = CorrelatedPrivacyEngine(NoiseKey.simulation(0))
-    model = Reader("masked")
-    options = {
-        "data_loader": DataLoader(Texts(), batch_size=8, collate_fn=padded), "mechanism": "dp-sgd", "sampling": "none",
-        "noise_multiplier": 1.0, "max_grad_norm": 1.0, "epochs": 1, "target_delta": 1e-3,
-    }  # fmt: skip
-    module, optimizer, loader = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        assume_independent="masked in the loop",
-        **options,
-    )
+    module, optimizer, loader = reader("masked", padded, engine=engine, assume_independent="masked in the loop")
     with pytest.warns(UserWarning, match="assumed to"):
         loop(module, optimizer, loader)
     assert engine.accountant.released == 3
     engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
-    other, model = CorrelatedPrivacyEngine(NoiseKey.simulation(0)), Reader("masked")
-    module, optimizer, _ = other.make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **options
-    )
+    other = CorrelatedPrivacyEngine(NoiseKey.simulation(0))
+    module, optimizer, _ = reader("masked", padded, engine=other)
     other.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
     assert other.accountant.assumed_independent == "masked in the loop"
 

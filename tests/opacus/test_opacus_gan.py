@@ -2,11 +2,9 @@
 
 import pytest
 import torch
+from central_runs import private
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus import CorrelatedPrivacyEngine
 
 
 def generator():
@@ -28,12 +26,9 @@ def private_gan(mode="hooks", **sampling):
     torch.manual_seed(0)
     images = TensorDataset(torch.rand(24, 1, 8, 8) * 2 - 1)
     fake, judge = generator(), discriminator()
-    judge, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
-        module=judge, optimizer=torch.optim.Adam(judge.parameters(), lr=1e-3), data_loader=DataLoader(images, batch_size=8),
-        noise_multiplier=1.0, max_grad_norm=1.0, mechanism="dp-sgd", epochs=2, target_delta=1e-3, grad_sample_mode=mode,
-        **sampling,
-    )  # fmt: skip
-    return fake, judge, optimizer, loader
+    adam = torch.optim.Adam(judge.parameters(), lr=1e-3)
+    loader = DataLoader(images, batch_size=8)
+    return fake, *private(judge, loader, optimizer=adam, epochs=2, grad_sample_mode=mode, **sampling)
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch"])

@@ -4,25 +4,20 @@ import copy
 
 import pytest
 import torch
-from central_runs import MODES, Run, examples
+from central_runs import MODES, Run, examples, network
 from opacus import PrivacyEngine
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
 PHASED = "an earlier run has released"
-
-
-def network():
-    torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 def made(run, model, optimizer=None, mode="hooks", engine=None, **options):
@@ -397,42 +392,8 @@ def test_copies_of_one_example_may_act_on_each_other_but_not_on_other_examples(m
             assert run.released == 1
 
 
-def test_a_loader_that_something_fetches_ahead_of_is_refused_with_the_remedy(monkeypatch):
-    """As Accelerate's prepare() does, to know which batch is the last."""
-
-    def ahead(loader):
-        batches = iter(loader)
-        current = next(batches)
-        for following in batches:
-            yield current
-            current = following
-        yield current
-
-    run = Run(monkeypatch)
-
-    def loop():
-        for batch in ahead(run.loader):
-            run.step(batch)
-
-    with pytest.raises(RuntimeError, match="Accelerate's prepare"):
-        loop()
-    run.train()
-    assert run.released == 3
-
-
 def test_a_model_of_several_processes_inside_another_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr(torch.distributed, "broadcast", lambda *_: None)
     model = DifferentiallyPrivateDistributedDataParallel(network())
     with pytest.raises(TypeError, match="nothing would"):
         Run(monkeypatch, model=nn.Sequential(model))
-
-
-class Oversampled(Dataset):
-    def __init__(self, base, times):
-        self.base, self.times = base, times
-
-    def __len__(self):
-        return len(self.base) * self.times
-
-    def __getitem__(self, i):
-        return self.base[i % len(self.base)]

@@ -3,22 +3,12 @@
 import pytest
 import torch
 from accelerate import Accelerator
-from central_runs import Run, examples
+from central_runs import Run, examples, private
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.opacus import CorrelatedPrivacyEngine
-
 MODES = ["hooks", "functorch", "ghost"]
-
-
-def private(model, optimizer, **options):
-    return CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
-        module=model, optimizer=optimizer, data_loader=DataLoader(examples(8), batch_size=4), max_grad_norm=1.0,
-        noise_multiplier=1.0, epochs=1, target_delta=1e-5, **{"mechanism": "dp-sgd", "sampling": "none", **options},
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("penalty", [False, True])
@@ -67,7 +57,7 @@ def test_accelerate_before_the_engine():
     accelerator, model = Accelerator(cpu=True), nn.Linear(6, 3)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(TypeError, match="make_private first,"):
-        private(model, optimizer)
+        private(model, DataLoader(examples(8), batch_size=4), optimizer=optimizer)
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -90,7 +80,7 @@ def test_a_mechanism_without_its_number(name):
     with pytest.raises(
         ValueError, match=rf"make_private_with_epsilon\(mechanism='{name}', target_epsilon=…\) chooses it"
     ):
-        private(model, torch.optim.SGD(model.parameters(), lr=0.1), mechanism=name)
+        private(model, DataLoader(examples(8), batch_size=4), mechanism=name)
 
 
 def test_an_average_of_the_private_module(monkeypatch):

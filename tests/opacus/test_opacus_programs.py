@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from central_runs import MODES, Run
+from central_runs import MODES, Run, network
 from opacus.layers import DPLSTM
-from opacus.utils.batch_memory_manager import BatchMemoryManager
 from oracles_gradients import clipped_sum
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,11 +13,6 @@ from fedcgd.clipping.flat_models import flatten
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import FactoredGradients, SparseGradients
-
-
-def network():
-    torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
 def trained(monkeypatch, epochs=2, **options):
@@ -60,24 +54,6 @@ def test_gradients_accumulated_over_batches_get_an_error_that_names_the_remedy(m
     run = Run(monkeypatch)
     with pytest.raises(RuntimeError, match="make_private accumulation_steps"):
         run.train(run.backward)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_batch_memory_manager_with_the_two_orders_of_zero_grad(mode, monkeypatch):
-    expected = flatten(trained(monkeypatch, mode=mode).model)
-    for clear_first in (True, False):
-        run = Run(monkeypatch, model=network(), rate=0.05, mode=mode)
-        for _ in range(2):
-            manager = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=3, optimizer=run.optimizer)
-            with manager as batches:
-                for batch in batches:
-                    if clear_first:
-                        run.optimizer.zero_grad()
-                    run.backward(batch)
-                    run.optimizer.step()
-                    if not clear_first:
-                        run.optimizer.zero_grad()
-        assert torch.allclose(flatten(run.model), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop])

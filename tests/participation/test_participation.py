@@ -64,36 +64,35 @@ def test_rounds_released_are_within_the_run():
             participation.rounds_released(released)
 
 
+ALLOCATED = {"max_participations": 4, "sampling": "random-allocation"}
+
+
 @pytest.mark.parametrize(
-    ("wrong", "words", "remedied"),
+    ("wrong", "words", "remedy"),
     [
-        ({"rounds": 12, "sampling_rate": 0.5}, "leave it out", {"rounds": 12}),
+        ({"sampling_rate": 0.5}, "leave it out", {"sampling_rate": None}),
         (
-            {"rounds": 12, "min_separation": 3, "max_participations": 5},
-            "= 4 for 12 rounds 3 apart, got 5; leave it out",
-            {"rounds": 12, "min_separation": 3},
+            {"min_separation": 3, "max_participations": 5}, "= 4 for 12 rounds 3 apart, got 5; leave it out",
+            {"max_participations": None},
         ),
         (
-            {"rounds": 12, "min_separation": 3, "max_participations": 2, "sampling": "balls-in-bins"},
-            "leave max_participations out",
-            {"rounds": 12, "min_separation": 3, "sampling": "balls-in-bins"},
+            {"min_separation": 3, "max_participations": 2, "sampling": "balls-in-bins"}, "leave max_participations out",
+            {"max_participations": None},
         ),
         (
-            {"rounds": 12, "min_separation": 3, "max_participations": 4, "sampling": "random-allocation"},
-            "random-allocation has min_separation 1, .* got 3; leave it out",
-            {"rounds": 12, "max_participations": 4, "sampling": "random-allocation"},
+            ALLOCATED | {"min_separation": 3}, "random-allocation has min_separation 1, .* got 3; leave it out",
+            {"min_separation": 1},
         ),
         (
-            {"rounds": 12, "max_participations": 5, "sampling": "random-allocation"},
-            "the number of epochs, that divides the 12 rounds; got 5",
-            {"rounds": 12, "max_participations": 4, "sampling": "random-allocation"},
+            ALLOCATED | {"max_participations": 5}, "the number of epochs, that divides the 12 rounds; got 5",
+            {"max_participations": 4},
         ),
     ],
-)
-def test_what_is_refused_is_mended_as_the_message_says(wrong: dict, words: str, remedied: dict) -> None:
+)  # fmt: skip
+def test_what_is_refused_is_mended_as_the_message_says(wrong: dict, words: str, remedy: dict) -> None:
     with pytest.raises(ValueError, match=words):
-        Participation(**wrong)
-    Participation(**remedied)
+        Participation(rounds=12, **wrong)
+    Participation(rounds=12, **wrong | remedy)
 
 
 @pytest.mark.parametrize(("released", "most"), [(0, 0), (1, 1), (12, 1), (13, 2), (24, 2), (25, 3), (48, 3)])

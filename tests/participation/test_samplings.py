@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 from sampling_table import SAMPLINGS as TABLE
+from sampling_table import played
 
 from fedcgd.participation import SAMPLINGS, Participation
-from fedcgd.participation.cohorts import cohort, rounds_of
-from fedcgd.participation.history import History
+from fedcgd.participation.cohorts import rounds_of
 from fedcgd.participation.samplings import SECRET_SAMPLINGS, Law
 
 KEY = bytes(range(32))
@@ -95,31 +95,19 @@ def test_rounds_are_known_in_advance_or_it_is_said_that_they_are_not(name: str) 
         with pytest.raises(ValueError, match=name):
             rounds_of("a", participation, KEY)
     else:
-        rounds = set(rounds_of("a", participation, KEY))
-        drawn = (cohort(participation, t, ["a"], History(), cohort_size=1, key=KEY) for t in range(12))
-        assert [t for t, users in enumerate(drawn) if users] == sorted(rounds)
+        rounds = rounds_of("a", participation, KEY)
+        assert [t for t, users in enumerate(played(participation, ["a"])) if users] == sorted(set(rounds))
 
 
 def shuffled(b: int, epochs: int = 5, steps: int = 6) -> Participation:
     return Participation(rounds=epochs * steps, min_separation=b, max_participations=epochs, sampling="shuffle")
 
 
-def run(participation: Participation, users: list[str], size: int, away=lambda i, t: False) -> list[list[str] | None]:
-    history, found = History(), []
-    for t in range(participation.rounds):
-        there = [user for i, user in enumerate(users) if not away(i, t)]
-        chosen = cohort(participation, t, there, history, cohort_size=size, key=KEY)
-        history = history.with_round(t, chosen or [])
-        assert chosen == cohort(participation, t, there, history, cohort_size=size, key=KEY)  # tried again
-        found.append(chosen)
-    return found
-
-
 @pytest.mark.parametrize("b", [1, 4, 5, 6])
 def test_each_epoch_has_everybody_once_in_another_order(b: int) -> None:
     """30 users in cohorts of 5; blocks of 6, 3, 2 rounds and of 1, of which the order is always the same."""
     users = [str(i) for i in range(30)]
-    found = run(shuffled(b), users, 5)
+    found = played(shuffled(b), users, 5)
     epochs = [found[start : start + 6] for start in range(0, 30, 6)]
     for epoch in epochs:
         assert sorted(user for chosen in epoch for user in chosen) == sorted(users)
@@ -141,10 +129,10 @@ def test_users_come_back_after_b_rounds_or_in_the_next_epoch() -> None:
 def test_who_is_away_breaks_no_limit_of_a_shuffle(b: int) -> None:
     """A third is away in each round: rounds that find too few are skipped, and nobody has two rounds of an epoch."""
     users = [str(i) for i in range(30)]
-    found = run(shuffled(b), users, 4, away=lambda i, t: (i + t) % 3 == 0)
+    found = played(shuffled(b), users, 4, away=lambda i, t: (i + t) % 3 == 0)
     assert any(found)
     for user in users:
-        rounds = [t for t, chosen in enumerate(found) if chosen and user in chosen]
+        rounds = [t for t, chosen in enumerate(found) if user in chosen]
         assert all(later - sooner >= b and later // 6 > sooner // 6 for sooner, later in pairwise(rounds))
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from oracles_accounting import gaussian_epsilon
 
 from fedcgd import NoiseKey
 from fedcgd.planning import private_mean
@@ -14,27 +14,14 @@ def rows(users: int, features: int, seed: int) -> np.ndarray:
     return (1 + generator.normal(size=(users, features))) * generator.uniform(0.1, 50, (users, 1))
 
 
-def delta_of(mu: float, epsilon: float) -> float:
-    """δ of a Gaussian mechanism of sensitivity μ, by the formula of Balle and Wang (2018, arXiv:1805.06530)."""
-    return float(norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
-
-
-def mu_of(epsilon: float, delta: float) -> float:
-    """The μ whose δ at ε is `delta`, by halving."""
-    low, high = 1e-6, 100.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(middle, epsilon) < delta else (low, middle)
-    return low
-
-
 @pytest.mark.parametrize(("epsilon", "part"), [(1.0, 0.05), (8.0, 0.5), (0.1, 0.01)])
 def test_both_parts_together_cost_what_was_given(epsilon: float, part: float) -> None:
+    """μ² adds up: of the whole it is that of the mean over its part, and what is left has the rest."""
     found = private_mean(rows(50, 4, 1), epsilon=epsilon, delta=1e-5, key=NoiseKey.generate(), part=part)
-    spent, left = 1 / found.plan.noise_multiplier, mu_of(found.epsilon_left, 1e-5)
-    assert spent**2 == pytest.approx(part * mu_of(epsilon, 1e-5) ** 2, rel=1e-6)
-    assert delta_of(float(np.hypot(spent, left)), epsilon) == pytest.approx(1e-5, rel=1e-5)
-    assert delta_of(float(np.hypot(spent, left)), epsilon) <= 1e-5 * (1 + 1e-9)
+    whole = 1 / found.plan.noise_multiplier / part**0.5
+    assert epsilon * (1 - 1e-6) < gaussian_epsilon(whole) <= epsilon * (1 + 1e-9)
+    left = gaussian_epsilon(whole * (1 - part) ** 0.5)
+    assert left * (1 - 1e-6) < found.epsilon_left <= left * (1 + 1e-9)
 
 
 def test_it_is_the_mean_of_rows_of_norm_one_with_the_noise_of_the_plan() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from plans import make_plan
 from sampling_table import SAMPLINGS
 
 from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
@@ -89,21 +90,19 @@ def test_what_is_no_number_is_told_by_name(name: str, wrong: object) -> None:
         (LambdaCGD(0.9), Participation(rounds=60, sampling="poisson", sampling_rate=0.1), "poisson sampling covers C"),
         (
             LambdaCGD(0.9),
-            Participation(rounds=60, min_separation=6, sampling="cyclic-poisson", sampling_rate=0.5),
+            replace(MANY, sampling="cyclic-poisson", sampling_rate=0.5),
             "cyclic-poisson sampling covers C with at most 6 bands.*lambda-cgd has 60",
         ),
         (
             BandInvMF((1.0, 0.5)),
-            Participation(rounds=60, min_separation=6, sampling="balls-in-bins"),
+            replace(MANY, sampling="balls-in-bins"),
             "balls-in-bins is accounted for non-negative C only",
         ),
     ],
 )
 def test_what_no_accountant_covers_is_no_plan(mechanism, participation, message, noise_multiplier) -> None:
     """Nor without noise: what is debugged is what will be run."""
-    plan = Plan(
-        mechanism=DPSGD(), participation=participation, clip_norm=1.0, noise_multiplier=noise_multiplier, delta=1e-5
-    )
+    plan = make_plan(DPSGD(), participation, noise_multiplier=noise_multiplier)
     with pytest.raises(ValueError, match=message):
         replace(plan, mechanism=mechanism)
     with pytest.raises(ValueError, match=message):
@@ -116,7 +115,7 @@ def test_the_epsilon_of_the_whole_run_is_found_once(monkeypatch) -> None:
     epsilon = PoissonAccountant.epsilon
     monkeypatch.setattr(PoissonAccountant, "epsilon", lambda *a, **named: asked.append(named) or epsilon(*a, **named))
     participation = Participation(rounds=5, sampling="poisson", sampling_rate=0.1)
-    plan = Plan(mechanism=DPSGD(), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+    plan = make_plan(DPSGD(), participation)
     assert plan.guarantee() == plan.guarantee() == plan.guarantee(released=5)
     assert plan.guarantee(released=3).epsilon < plan.guarantee().epsilon < replace(plan, delta=1e-6).guarantee().epsilon
     assert [(named["released"], named["delta"]) for named in asked] == [(None, 1e-5), (3, 1e-5), (None, 1e-6)]

@@ -16,19 +16,10 @@ from torch.utils.data import DataLoader
 from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, matrix
 from fedcgd.optimisation import catalogue
-from fedcgd.planning import (
-    LinearModel,
-    PlanningProblem,
-    Recipe,
-    as_python,
-    as_run_config,
-    expectation,
-    plan_recipes,
-    recommended,
-    verdict,
-)
+from fedcgd.planning import LinearModel, PlanningProblem, Recipe, expectation, plan_recipes, recommended, verdict
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.planner import PlannedRecipe, _preferred, _sampled_names, _steps
+from fedcgd.planning.render import as_python, as_run_config
 from fedcgd.planning.rules import RULES
 from fedcgd.planning.theory import Outcome, expected_outcome, outcome_at, unit_progress
 from fedcgd.quadratic import Spectrum

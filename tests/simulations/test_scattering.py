@@ -52,5 +52,7 @@ def test_features_of_a_picture_are_its_own_and_normalised() -> None:
     assert found.shape == (101, 4800)
     assert torch.allclose(features(pictures[:2], ANGLES), found[:2], atol=1e-4)
     groups = found.view(101, 15, -1)
+    raw = features(pictures[:2], ANGLES, normalise=False)
+    assert torch.equal(raw, scattering(pictures[:2], ANGLES))
     assert torch.allclose(groups.mean(2), torch.zeros(101, 15), atol=1e-4)
     assert torch.allclose(groups.var(2, unbiased=False), torch.ones(101, 15), atol=0.02)

@@ -70,11 +70,11 @@ def test_pictures_are_decoded_once_and_then_mapped(tmp_path, monkeypatch, model)
 
 def test_a_linear_model_of_scattering_features_is_trained_as_softmax_regression_is(tmp_path):
     write_binary(tmp_path / "data")
-    for model, size in (("scattering", 15_552), ("scattering-4", 4800)):
+    for model, size in (("scattering", (15_552,)), ("scattering-4", (4800,)), ("scattering-4-raw", (75, 8, 8))):
         task = get_task("cifar10", model=model, data_dir=tmp_path / "data")
         assert is_softmax(task.model(0), task.loss)
         assert task.model(0)(task.load().test.inputs).shape == (10, 10)
-        assert task.load().train.inputs.shape == (45, size)
+        assert task.load().train.inputs.shape == (45, *size)
 
 
 def test_a_truncated_binary_file_is_refused(tmp_path):

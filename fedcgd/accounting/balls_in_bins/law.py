@@ -10,6 +10,8 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
+from scipy.linalg import cholesky
+from scipy.linalg.blas import strmm
 
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.random_participation.law import LARGEST, Turns
@@ -27,7 +29,7 @@ class Bins:
     @cached_property
     def root(self) -> Matrix:
         """Of `gram`, which `bin_gram` keeps from being singular."""
-        return np.asarray(np.linalg.cholesky(self.gram), dtype=np.float32)
+        return np.asarray(cholesky(self.gram.T, lower=True), dtype=np.float32)
 
     @property
     def rounds(self) -> int:
@@ -52,8 +54,8 @@ class Bins:
 
     def noise(self, generator: np.random.Generator, count: int) -> Matrix:
         """⟨m_j, z⟩ for standard normal z, shape (b, draws)."""
-        z = generator.standard_normal((self.rounds, count), dtype=np.float32)
-        return np.asarray(self.root @ z, dtype=np.float64)
+        z = generator.standard_normal((count, self.rounds), dtype=np.float32)
+        return np.asarray(strmm(1.0, self.root, z.T, lower=True, overwrite_b=True), dtype=np.float64, order="C")
 
     def lifted(self, turns: Turns, noise: Matrix) -> tuple[Matrix, Vector, Vector]:
         """What tuples of users bring: ⟨m_j, v⟩ with v the sum of their m, shape (b, draws); ⟨v, z⟩; and |v|²."""
@@ -87,7 +89,7 @@ class BinLaw:
 
     def tuples(self, columns: Bins, sigma: float, order: int) -> StarProposal:
         """Those of `order` bins."""
-        return StarProposal.from_gram(columns.gram / sigma**2, order)
+        return StarProposal.from_gram(columns.gram, sigma, order)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,40 +7,37 @@ the mean weight over all bins, E[S^r] of `remove`, is `total` times the mean of 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.law import Turns
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 
 @dataclass(frozen=True, eq=False)
 class StarProposal:
-    """Stars of `order` bins for G = `gram`."""
+    """Stars of `order` bins for G = `gram`/σ². Rows of leaves are made where they are needed: a table of all takes b² numbers."""
 
     gram: Matrix
+    sigma: float
     order: int
     log_total: float
     """log of the mean weight of stars over all (J_1 … J_r): at least that of E[S^r]."""
     _centres: Vector
-    _leaves: Vector
-    """Row after row: the cumulative weights of the leaves, row i from i to i + 1."""
 
     @staticmethod
-    def from_gram(gram: Matrix, order: int) -> "StarProposal":
+    def from_gram(gram: Matrix, sigma: float, order: int) -> "StarProposal":
         """With an infinite total if order/2·G overflows."""
-        bins = len(gram)
-        leaves = order / 2 * gram
-        np.exp(np.minimum(leaves, 700.0, out=leaves), out=leaves)
-        weights = (order - 1) * np.log(leaves.mean(axis=1))
+        bins, pull = len(gram), order / 2 / sigma**2
+        means = [_leaves(gram[rows], pull).mean(axis=1) for rows in _parts(bins)]
+        weights = (order - 1) * np.log(np.concatenate(means))
         top = float(weights.max())
         centres = np.cumsum(np.exp(weights - top))
-        np.cumsum(leaves, axis=1, out=leaves)
-        leaves /= leaves[:, -1:]
-        leaves += np.arange(bins)[:, None]
-        total = top + math.log(centres[-1] / bins) if order / 2 * gram.max() < 700 else math.inf
-        return StarProposal(gram, order, total, centres / centres[-1], leaves.ravel())
+        total = top + math.log(centres[-1] / bins) if pull * gram.max() < 700 else math.inf
+        return StarProposal(gram, sigma, order, total, centres / centres[-1])
 
     @property
     def cost(self) -> float:
@@ -52,20 +49,36 @@ class StarProposal:
 
         Tables have 53 bits: the probability of any event is off by at most 1e-13·order·bins.
         """
-        bins, r = len(self.gram), self.order
+        bins, r, pull = len(self.gram), self.order, self.order / 2 / self.sigma**2
         points = np.empty((r, count), dtype=np.intp)
         points[0] = np.minimum(np.searchsorted(self._centres, np.sort(generator.random(count))), bins - 1)
-        first = points[0] * bins
-        for a in range(1, r):
-            leaf = np.searchsorted(self._leaves, generator.random(count) + points[0]) - first
-            np.clip(leaf, 0, bins - 1, out=points[a])
+        drawn, which = np.unique(points[0], return_inverse=True)
+        wanted = generator.random((r - 1, count)) + which
+        for part in _parts(len(drawn)):
+            # Row after row: the cumulative weights of the leaves, row i from i to i + 1.
+            rows = np.cumsum(_leaves(self.gram[drawn[part]], pull), axis=1)
+            rows /= rows[:, -1:]
+            rows += np.arange(len(drawn))[part, None]
+            here = slice(*np.searchsorted(which, [part.start, part.stop]))
+            leaf = np.searchsorted(rows.ravel(), wanted[:, here]) - (which[here] - part.start) * bins
+            points[1:, here] = np.clip(leaf, 0, bins - 1)
         flat, pulls = self.gram.ravel(), np.zeros((r, count))
         for a in range(r):
             row = points[a] * bins
             for c in range(a + 1, r):
-                pull = flat[row + points[c]]
-                pulls[a] += pull
-                pulls[c] += pull
-        pulls *= r / 2
+                each = flat[row + points[c]]
+                pulls[a] += each
+                pulls[c] += each
+        pulls *= pull
         pulls -= pulls.max(axis=0)
         return points[None].astype(np.int32), np.minimum(np.exp(pulls.mean(axis=0)) / np.exp(pulls).mean(axis=0), 1.0)
+
+
+def _parts(rows: int) -> Iterator[slice]:
+    return (slice(start, start + EFFORT.memory.rows) for start in range(0, rows, EFFORT.memory.rows))
+
+
+def _leaves(rows: Matrix, pull: float) -> Matrix:
+    """The weights of leaves, for some centres."""
+    found = rows * pull
+    return np.asarray(np.exp(np.minimum(found, 700.0, out=found), out=found))

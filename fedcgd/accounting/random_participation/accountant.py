@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedcgd.accounting import gaussian
 from fedcgd.accounting.amplified import SampledAccountant
 from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.gaussian import GaussianAccountant
@@ -32,9 +33,11 @@ class SecretRoundsAccountant(SampledAccountant):
 
     def rough_noise_multiplier(self, *, epsilon: float, delta: float) -> float:
         """σ that a few draws propose, the same random numbers for every mechanism, so that differences between them are seen."""
-        most = self._least_sigma(epsilon, delta).value
-        problem = self.problem(most, self.participation.rounds)
-        return most if problem is None else monte_carlo.propose(problem, most, epsilon=epsilon, delta=delta)
+        rounds = self.participation.rounds
+        known = gaussian.sigma(epsilon=epsilon, delta=delta) * self.gaussian_mu(1.0, rounds).value
+        problem = self.problem(known, rounds)
+        found = known if problem is None else monte_carlo.propose(problem, known, epsilon=epsilon, delta=delta)
+        return found if found < known else self._least_sigma(epsilon, delta).value
 
     def quick_epsilon(self, whole: Guarantee, released: int) -> Guarantee:
         """The smaller of the ε of the `whole` run and that of the first `released` rounds without amplification."""

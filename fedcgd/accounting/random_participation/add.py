@@ -40,9 +40,9 @@ def draw_log_ratios(
     sigma: float,
     count: int,
     seed: Seed,
-    is_hopeless: Callable[[LogRatios], bool] = lambda _: False,
+    is_enough: Callable[[LogRatios], bool] = lambda _: False,
 ) -> LogRatios:
-    """`count` draws; a quarter of them if these say that it `is_hopeless`."""
+    """`count` draws; a quarter of them if these `is_enough` to say what was asked."""
 
     def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
         lower, upper = likelihood.bounds(likelihood.weights(columns.noise(generator, size) / sigma))
@@ -51,8 +51,7 @@ def draw_log_ratios(
     def together(blocks: list[tuple[Vector, Vector]]) -> LogRatios:
         return LogRatios(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
-    width = max(1, columns.rounds // 8)
-    return together(run_in_blocks(block, count, width, seed, lambda some: is_hopeless(together(some))))
+    return together(run_in_blocks(block, count, columns.rounds, seed, lambda some: is_enough(together(some))))
 
 
 @dataclass(frozen=True)

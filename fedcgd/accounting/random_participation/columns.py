@@ -108,14 +108,14 @@ class Columns:
         scaled = x * self.scales[:, None]
         result = self._banded(scaled, transposed=False)
         if self.amplitude:
-            result += self.amplitude * _geometric_sums(scaled, self.ratio)
+            result += _geometric_sums(scaled, self.amplitude, self.ratio)
         return result
 
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""
         result = self._banded(y, transposed=True)
         if self.amplitude:
-            result += self.amplitude * _geometric_sums(y[::-1], self.ratio)[::-1]
+            result += _geometric_sums(y[::-1], self.amplitude, self.ratio)[::-1]
         result *= self.scales[:, None]
         return result
 
@@ -206,9 +206,9 @@ class BandedColumns(Columns):
         return _sparse(self.band)
 
 
-def _geometric_sums(x: Matrix, ratio: float) -> Matrix:
-    """Σ_s ratio^(t − s)·x_s over s ≤ t."""
-    return np.asarray(scipy.signal.lfilter([1.0], [1.0, -ratio], x, axis=0))
+def _geometric_sums(x: Matrix, amplitude: float, ratio: float) -> Matrix:
+    """Σ_s amplitude·ratio^(t − s)·x_s over s ≤ t."""
+    return np.asarray(scipy.signal.lfilter([amplitude], [1.0, -ratio], x, axis=0))
 
 
 def _sparse(band: Matrix) -> tuple[csr_array, csr_array]:

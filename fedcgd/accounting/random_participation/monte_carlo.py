@@ -90,7 +90,12 @@ class Candidate:
         values, shares = sampler.draw(int(times * _DRAWS.pilot[0]), (seed, 0))
         fewest, most = _DRAWS.pilot[1:]  # few draws choose a line that looks too good
         adding = fewest if times < 1 else max(fewest * min(times, 2), min(most, _DRAWS.numbers[1] / 8 / self.cost))
-        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(adding), (seed, 1))
+        enough = _SEARCH.negligible * sampler.mean(values, shares)
+
+        def does_not_rule(some: LogRatios) -> bool:
+            return AddDirection.from_pilot(some, self.epsilon, int(adding), failure / 2).mean < enough
+
+        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(adding), (seed, 1), does_not_rule)
         return PilotEstimate(self, sampler, values, shares, ratios, failure)
 
 
@@ -127,7 +132,7 @@ class PilotEstimate:
         most = _DRAWS.numbers[1] / candidate.cost
         for count in _DRAWS.adding:
             found = AddDirection.from_pilot(self.ratios, candidate.epsilon, count, self.failure / 2)
-            if found.expected < 0.9 * self._remove_mean or 2 * count > most:
+            if found.expected < _SEARCH.negligible * self._remove_mean or 2 * count > most:
                 break
         return found, count
 

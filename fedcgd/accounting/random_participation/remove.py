@@ -124,7 +124,7 @@ class RemoveSampler:
             values, shares = (np.minimum(x * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0) for x in (values, shares))
             return values, shares
 
-        width = max(1, max(n, int(n * self.tuples.order / likely / 6)) // 8)
+        width = max(n, int(n * self.tuples.order / likely / 6))
         return together(run_in_blocks(block, count, width, seed, lambda some: self.mean(*together(some)) > most))
 
     def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Turns, Vector]:

@@ -36,8 +36,8 @@ Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (examples, 3, 32, 32) and labels."""
 
 
-ANGLES = {"scattering": 8, "scattering-4": 4}
-"""Of the wavelets whose features a linear model is trained on: 15,552 and 4800 of them."""
+ANGLES = {"scattering": 8, "scattering-4": 4, "scattering-raw": 8, "scattering-4-raw": 4}
+"""Of the wavelets whose features a linear model is trained on: 15,552 and 4800 of them; raw: not normalised in each picture."""
 
 
 def task(model: str | None, data_dir: Path | None) -> Task:
@@ -51,17 +51,21 @@ def task(model: str | None, data_dir: Path | None) -> Task:
     }
     factory = choose("cifar10", model, factories)
     angles = ANGLES.get(model or "")
-    made = classification("cifar10", lambda: load(data_dir, angles=angles), factory)
+    raw = (model or "").endswith("-raw")
+    made = classification("cifar10", lambda: load(data_dir, angles=angles, raw=raw), factory)
     return made if angles else replace(made, augment=shifted_and_mirrored)
 
 
-def load(data_dir: Path | None, fetch: Callable[[Path], None] | None = None, *, angles: int | None = None) -> Data:
+def load(
+    data_dir: Path | None, fetch: Callable[[Path], None] | None = None, *, angles: int | None = None, raw: bool = False
+) -> Data:
     """The data from a local folder, or else fetched by `fetch` (torchvision) or Flower Datasets, whichever is installed.
 
     Args:
         data_dir: the folder; None: the usual places.
         fetch: writes the files into a folder.
         angles: of scattering features, which then stand for the pictures.
+        raw: whether those are left as they are.
 
     Raises:
         ValueError: if there are no files and none can be fetched; it says how to get them.
@@ -69,21 +73,21 @@ def load(data_dir: Path | None, fetch: Callable[[Path], None] | None = None, *, 
     folders = data_folders(data_dir, CACHE)
     files = next((files for folder in folders if (files := find_files(folder))), [])
     if not files:
-        return _prepared(_fetch(folders[0], fetch or _torchvision), angles)
-    name = f"cifar10-scattering-{angles}" if angles else "cifar10"
+        return _prepared(_fetch(folders[0], fetch or _torchvision), angles, raw)
+    name = f"cifar10-scattering-{angles}{'-raw' * raw}" if angles else "cifar10"
     sources = [*files, Path(__file__), Path(scattering.__file__)]
-    return decoded(name, sources, lambda: _prepared(read_files(files), angles))
+    return decoded(name, sources, lambda: _prepared(read_files(files), angles, raw))
 
 
-def _prepared(parts: tuple[Batch, Batch], angles: int | None) -> Data:
-    known, test = (Examples(_inputs(images, angles), torch.from_numpy(labels)) for images, labels in parts)
+def _prepared(parts: tuple[Batch, Batch], angles: int | None, raw: bool) -> Data:
+    known, test = (Examples(_inputs(images, angles, raw), torch.from_numpy(labels)) for images, labels in parts)
     validation, train = split(known, len(known) // 10, seed=0)  # 5000 of 50,000 validate
     return Data(train, validation, test)
 
 
-def _inputs(images: NDArray[np.uint8], angles: int | None) -> torch.Tensor:
+def _inputs(images: NDArray[np.uint8], angles: int | None, raw: bool) -> torch.Tensor:
     pixels = _pixels(images)
-    return pixels if angles is None else scattering.features(pixels, angles)
+    return pixels if angles is None else scattering.features(pixels, angles, normalise=not raw)
 
 
 def find_files(folder: Path) -> list[Path]:
