@@ -86,8 +86,6 @@ class FactoredGradients:
     def norms(self) -> Tensor:
         """Bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64."""
         length = self.b.shape[1]
-        if length == 1:
-            return _terms(self.b, self.a).squeeze(1)
         few = max(1, _NUMBERS_AT_ONCE // (length * max(length, self.b.shape[2] + self.a.shape[2])))
         found = []
         for b, a in zip(torch.split(self.b.double(), few), torch.split(self.a.double(), few), strict=True):

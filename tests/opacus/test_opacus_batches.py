@@ -130,8 +130,9 @@ def test_copies_cannot_be_arranged_by_the_loop(arranged, copies, monkeypatch):
     assert not run.sums
 
 
-def test_a_list_of_other_copies_is_refused(monkeypatch):
-    data = [[numbers(i)] * 3 for i in range(8)]
+@pytest.mark.parametrize("listed", [1, 3])
+def test_a_list_of_other_copies_is_refused(listed, monkeypatch):
+    data = [[numbers(i)] * listed for i in range(8)]
     run = Run(monkeypatch, data=data, augmentation_multiplicity=2)
     with pytest.raises(ValueError, match="an example"):
         next(iter(run.loader))
