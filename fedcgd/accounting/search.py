@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from itertools import count
 from math import ceil, expm1, log, log1p, sqrt
 
@@ -60,12 +60,7 @@ class Judge:
         return self._error(mechanism, sensitivity(mechanism, self.participation).value * self._unit)
 
     def curve(
-        self,
-        make: Callable[[float], Mechanism],
-        symbol: str,
-        least: float = 0.0,
-        *,
-        sampled: bool,
+        self, make: Callable[[float], Mechanism], symbol: str, least: float = 0.0, *, sampled: bool
     ) -> dict[float, float]:
         """Number → error of `make(number)`, searched from `least` to 1 on the scale 1/(1 − number); `sampled` says which error.
 
@@ -90,9 +85,10 @@ class Judge:
         plainly = best(_search(plain, *ends, _CHOICE.grid[0], _CHOICE.start))
         return _search(amplified, ends[0], min(ends[1], log(2.0) + scale(plainly)), *_CHOICE.sampled)
 
-    @property
+    @cached_property
     def _unit(self) -> float:
-        return _one_release(self.epsilon, self.delta)
+        """σ of one release of sensitivity 1."""
+        return gaussian.sigma(epsilon=self.epsilon, delta=self.delta)
 
     def _error(self, mechanism: Mechanism, sigma: float) -> float:
         rounds = self.participation.rounds
@@ -100,12 +96,6 @@ class Judge:
             return sqrt(final_loss(mechanism, rounds, self.curvature, stddev=sigma))
         norms = error_norms(mechanism, rounds, self.workload)
         return norms.max_se(sigma) if self.kind == "max-se" else norms.rmse(sigma)
-
-
-@lru_cache(maxsize=16)
-def _one_release(epsilon: float, delta: float) -> float:
-    """σ of one release of sensitivity 1."""
-    return gaussian.sigma(epsilon=epsilon, delta=delta)
 
 
 def iterations(say: Callable[[str], None]) -> Callable[[int, float], None]:

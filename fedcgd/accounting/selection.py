@@ -112,9 +112,7 @@ def select_lambda(
         participation, epsilon, delta, "max-se" if objective == "max-se" else "rmse", workload, curvature, progress
     )
 
-    def make(lam: float) -> Mechanism:
-        return _mechanism(lam, normalize)
-
+    make = partial(_mechanism, normalize=normalize)
     sampled = objective not in ("rmse", "max-se") and judge.sampled
     curve = judge.curve(make, "λ", sampled=sampled)
     lam = best(curve)

@@ -137,7 +137,8 @@ class AccountOptions(OutputOptions, RunOptions, QuestionOptions):
 class CompareOptions(OutputOptions, FitOptions, BudgetOptions):
     """Compare mechanisms at one budget: σ, sensitivity and errors, best RMSE first; with --curvature, least loss first.
 
-    A mechanism that the sampling does not cover is listed with the reason. Numbers that are left out are chosen for the budget.
+    A mechanism that the sampling does not cover is listed with the reason. Numbers that are left out are chosen for the budget;
+    λ suits the last model, so another λ may have less RMSE.
 
     With --curvature, what can be fitted to it is shown without that too. Loss: what the noise adds after all rounds. Gradient
     norm: what it adds to the mean of the squared norm over all rounds. Both per (clip norm / cohort)².

@@ -101,8 +101,8 @@ class WhenOptions:
             of k epochs). Default: ⌈rounds / separation⌉.
         sampling_rate: Poisson: the probability q with which a user (cyclic-poisson: of the round's group; b-min-sep: one that
             may take part again) takes part in a round, as a number or like 128/50000; in place of --participations.
-        separation: Any two participations of a user are at least b rounds apart. Default: 1; b-min-sep: two
-            thirds of rounds / participations.
+        separation: Any two participations of a user are at least b rounds apart. Default: 1, where correlated
+            noise gains least; b-min-sep: two thirds of rounds / participations.
         sampling: How a user's rounds are chosen; what is assumed must be done.
         cold_start: b-min-sep: every user may take part from the first round; without, the round from which it may is drawn, so
             that cohorts are as large at the start as later.

@@ -91,8 +91,9 @@ class Ledger(Closable):
     ) -> Self:
         """The ledger at `path`, made if there is none.
 
-        A round that was begun and not released is abandoned. While another process that lives has the ledger open, this is
-        refused; what this process itself has opened before is shut out.
+        A ledger of format 3, of an earlier version, goes on as one of today. A round that was begun and not released is
+        abandoned. While another process that lives has the ledger open, this is refused; what this process itself has opened
+        before is shut out.
 
         A key that remembers its runs (`key.runs`) refuses to begin one again without its ledger, and to go on from an old copy.
         With a key that does not, never open an old copy: rounds released since then would be released again, with fresh noise,

@@ -236,7 +236,7 @@ def _polynomials(x: Vector) -> tuple[Vector, Vector, Callable[[Vector, Vector], 
                     by_decay[i] -= scales[j] * (by_p @ shifted(shifted(product(i, j))))
         # Scales are sigmoid(x_0) times a softmax.
         total = by_scale @ scales
-        share = scales / scales.sum()
+        share = scipy.special.softmax(x[1 : degree + 1])  # and not of scales, which underflow together where x_0 is low
         by_sum, by_weight = total * scipy.special.expit(-x[0]), scales * by_scale - share * total
         return np.concatenate([[by_sum], by_weight, by_decay * decays * (1 - decays / _LONGEST)])
 

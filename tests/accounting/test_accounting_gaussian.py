@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedcgd import DPSGD, LambdaCGD, Participation
 from fedcgd.accounting import calibrate, compute_delta, compute_epsilon, gaussian
-from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.accounting.guarantee import large_delta, rounded_up
 
 DELTAS = (1e-300, 1e-100, 1e-10, 1e-5, 0.1, 0.5, 1 - 1e-9)
 
@@ -121,8 +121,21 @@ def test_impossible_targets_are_refused(kind, values, says):
             kind(DPSGD(), run, **values)
 
 
-@pytest.mark.parametrize("mechanism", [0.9, "lambda-cgd:0.9", LambdaCGD])
-def test_what_is_no_mechanism_is_refused(mechanism):
-    """Its number, its name, and its class, which has all of a mechanism's methods."""
-    with pytest.raises(TypeError, match=r"mechanism must be a value such as LambdaCGD\(0.9\)"):
-        calibrate(mechanism, Participation(rounds=4), epsilon=1.0, delta=1e-5)
+@pytest.mark.parametrize(
+    ("mechanism", "participation"),
+    [
+        (0.9, Participation(rounds=4)),
+        ("dp-sgd", Participation(rounds=4)),
+        (LambdaCGD, Participation(rounds=4)),
+        (DPSGD(), 4),
+    ],
+)
+def test_what_is_no_mechanism_or_participation_is_refused(mechanism, participation):
+    """Its number, its name, its class, which has all of a mechanism's methods; and how many rounds there are."""
+    with pytest.raises(TypeError, match=r"such as (LambdaCGD\(0.9\)|Participation\(rounds)"):
+        calibrate(mechanism, participation, epsilon=1.0, delta=1e-5)
+
+
+def test_a_delta_that_allows_to_publish_somebodys_data_is_said():
+    assert large_delta(1e-5, 1000) is None
+    assert "0.5" in large_delta(1e-5, 50_000, exposed=0.4)

@@ -1,12 +1,13 @@
 """Bounds without draws: never below δ by enumeration of all coins and quadrature, and what they bring at small δ."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from oracles_b_min_sep import deltas, patterns
 
-from fedcgd import BSR, DPSGD, LambdaCGD, Participation, calibrate
+from fedcgd import BSR, DPSGD, BandedToeplitz, LambdaCGD, Participation, calibrate
 from fedcgd.accounting import PastRun, accountant, compose
 from fedcgd.accounting.bounds import largest_singular_value
 from fedcgd.accounting.random_participation.columns import columns_of
@@ -67,6 +68,19 @@ def test_the_norm_of_c_bounds_samplings_of_one_round_in_several(mechanism, coeff
     truth = deltas(toeplitz(coefficients, 4), law, 1.5, 0.7, 36)
     (bound,) = accountant(mechanism, run).laws(4)
     assert bound.delta(1.5, 0.7) >= max(truth) * (1 - 2e-3)
+
+
+@pytest.mark.parametrize("band", [(1.0, 0.2), (1.0, 0.9, 0.8)])
+def test_blocks_have_the_largest_overlap_of_two_rounds_and_no_less_than_half(band) -> None:
+    """The last columns of C are cut and overlap less."""
+    _, blocks = accountant(BandedToeplitz(band), coins(12, 3, 0.3, warm=False)).laws(12)
+    c = toeplitz(band, 12)
+    overlaps = c.T @ c
+    square = overlaps.diagonal().max()
+    np.fill_diagonal(overlaps, 0.0)
+    ((coin, times),) = blocks.releases
+    assert coin.norm == pytest.approx(2 * math.sqrt(max(square / 2, overlaps.max())), rel=1e-6)
+    assert (coin.rate, times) == (pytest.approx(1 - 0.7 ** (len(band) - 1)), math.ceil(12 / (len(band) - 1)))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7, 40])

@@ -184,6 +184,8 @@ def test_a_profile_between_points_of_a_coarser_grid_errs_upwards() -> None:
     points = [(e, compute_delta(DPSGD(), plan, noise_multiplier=1.0, epsilon=e).delta) for e in epsilons]
     loss = Composition([(Profile(tuple(points)).losses(1.0, 0.05, 1e-20)[0], 1)])
     assert all(loss.delta(epsilon) >= delta * (1 - 1e-9) for epsilon, delta in points)
+    for epsilon, delta in points:  # at −ε it is that of the other direction, which decides where other releases follow
+        assert loss.delta(-epsilon) >= (1 - math.exp(-epsilon) + math.exp(-epsilon) * delta) * (1 - 1e-9)
 
 
 def test_refusals() -> None:

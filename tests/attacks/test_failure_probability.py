@@ -5,6 +5,7 @@ import pytest
 from fedcgd import LambdaCGD, Participation, calibrate
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
+from fedcgd.accounting.explain import explain
 from fedcgd.accounting.random_participation import monte_carlo
 
 BINS = Participation(rounds=4, min_separation=2, sampling="balls-in-bins")
@@ -25,6 +26,12 @@ def test_what_is_confirmed_is_less_than_delta_by_the_risk(monkeypatch: pytest.Mo
     assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier == pytest.approx(half, rel=5e-3)
     monkeypatch.undo()
     assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier < half * 0.98
+
+
+def test_the_explanation_states_it() -> None:
+    steps = explain(LambdaCGD(0.5), BINS, clip_norm=1.0, delta=1e-10, epsilon=1.0)
+    statement = next(step.statement for step in steps if step.title == "confidence")
+    assert "most 1e-12" in statement
 
 
 def test_the_seed_follows_from_the_question_and_not_from_the_processor() -> None:

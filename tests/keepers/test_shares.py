@@ -71,8 +71,12 @@ def test_keepers_that_may_be_away_make_the_others_noise_larger() -> None:
     assert recorded[1].epsilon == PLAN.guarantee(released=3).epsilon
     with pytest.raises(ValueError, match="5 keepers"):
         shares.noise_multiplier(2.0, colluding=1, present=3)
-    with pytest.raises(ValueError, match="colluding must"):
-        shares.noise_multiplier(2.0, colluding=6)
+    for impossible in (-1, 6):
+        with pytest.raises(ValueError, match="colluding must"):
+            shares.noise_multiplier(2.0, colluding=impossible)
+    written = [one.to_description() for one in full]
+    assert [math.inf if one["epsilon"] is None else one["epsilon"] for one in written] == [one.epsilon for one in full]
+    assert written[0]["guarantee"]["epsilon"] == full[0].epsilon
 
 
 @pytest.mark.parametrize("numbers", [(1, 1, 0), (3, 2, 1), (3, -1, 0), (3, 1, 0.5), (2.0, 1, 0)])
@@ -178,6 +182,7 @@ def test_shares_that_are_too_coarse_for_the_lattice_are_refused() -> None:
     shares = NoiseShares(keepers=4, colluding=1)
     fine = {"size": 10**6, "rounds": 210, "epsilon": 8.0}
     check_rounding(shares, share_steps=6.0, delta=1e-5, **fine)
+    check_rounding(shares, share_steps=60.0, delta=1e-5, **fine)
     with pytest.raises(ValueError, match="4 keepers"):
         check_rounding(shares, share_steps=5.9, delta=1e-5, **fine)
     distance = log_rounding_distance(parties=4, size=10**6, rounds=210, share_steps=6.0)
