@@ -35,7 +35,7 @@ def test_a_schedule_goes_on_with_its_last_rate() -> None:
     assert Workload(learning_rates=(1.0, 0.5)).rates(4).tolist() == [1.0, 0.5, 0.5, 0.5]
 
 
-@pytest.mark.parametrize("wrong", [{"momentum": 1.0}, {"learning_rates": (0.1, float("nan"))}])
+@pytest.mark.parametrize("wrong", [{"momentum": 1.0}, {"momentum": 1.5}, {"learning_rates": (0.1, float("nan"))}])
 def test_bad_workloads_are_refused(wrong) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", " ")):
         Workload(**wrong)

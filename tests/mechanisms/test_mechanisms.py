@@ -182,12 +182,17 @@ def test_what_is_misspelled_is_refused(text: str, part: str) -> None:
         (lambda: LambdaMuCGD(0.2, math.nan), "mu"),
         (lambda: LambdaCGD(math.nan), "lam"),
         (lambda: NuDPFTRL(-0.1), "nu"),
+        (lambda: NuDPFTRL(1.0), "nu"),
         (lambda: from_description({"name": "nothing"}), "unknown mechanism"),
     ],
 )
 def test_values_that_make_no_mechanism_are_refused(make_it, message) -> None:
     with pytest.raises(ValueError, match=message):
         make_it()
+
+
+def test_noise_that_is_never_forgotten_is_that_of_the_square_root() -> None:
+    np.testing.assert_array_equal(matrix(NuDPFTRL(0.0), 9), matrix(SquareRootToeplitz(), 9))
 
 
 @pytest.mark.parametrize(

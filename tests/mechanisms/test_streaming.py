@@ -6,7 +6,7 @@ import torch
 from mechanism_table import MECHANISMS, NORMALIZED, ONE_OF_EACH, N
 
 from fedcgd import Participation
-from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF, Dense, matrix
+from fedcgd.mechanisms import BLT, BSR, BandedToeplitz, BandInvMF, Dense, SquareRootToeplitz, matrix
 from fedcgd.mechanisms.adjoint import transposed_inverse
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream
@@ -112,12 +112,15 @@ def test_what_buffers_bring_to_a_round_follows_from_earlier_rounds_alone(mechani
         state = following
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
-def test_products_with_the_transposed_inverse_are_those_of_the_matrix(mechanism) -> None:
-    v = np.random.default_rng(0).normal(size=(N, 2))
+@pytest.mark.parametrize(
+    ("mechanism", "n"), [*((each, N) for each in MECHANISMS), (SquareRootToeplitz(), 45), (BSR(3), 45)], ids=str
+)
+def test_products_with_the_transposed_inverse_are_those_of_the_matrix(mechanism, n: int) -> None:
+    """By few terms of C⁻¹, by few of C, and by a transform."""
+    v = np.random.default_rng(0).normal(size=(n, 2))
     before = v.copy()
-    expected = np.linalg.inv(matrix(mechanism, N)).T @ v
-    np.testing.assert_allclose(transposed_inverse(mechanism, N, v), expected, atol=1e-9)
+    expected = np.linalg.inv(matrix(mechanism, n)).T @ v
+    np.testing.assert_allclose(transposed_inverse(mechanism, n, v), expected, atol=1e-9)
     np.testing.assert_array_equal(v, before)
 
 
