@@ -23,10 +23,7 @@ _CODE = ("accounting", "mechanisms", "participation")  # packages that an answer
 
 
 def answer(
-    mechanism: Mechanism,
-    participation: Participation,
-    asked: tuple[str | float | None, ...],
-    find: Callable[[], Bound],
+    mechanism: Mechanism, participation: Participation, asked: tuple[str | float, ...], find: Callable[[], Bound]
 ) -> Bound:
     """What `find` finds; read from the disk if it is there.
 

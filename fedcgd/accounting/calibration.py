@@ -16,12 +16,7 @@ def _tried(mechanism: Mechanism, participation: Participation) -> Accountant:
 
 
 def calibrate(
-    mechanism: Mechanism,
-    participation: Participation,
-    *,
-    epsilon: float,
-    delta: float,
-    progress: Progress = silent,
+    mechanism: Mechanism, participation: Participation, *, epsilon: float, delta: float, progress: Progress = silent
 ) -> Guarantee:
     """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ); adjacency: zero out one user.
 

@@ -36,7 +36,7 @@ class ExampleRounds:
         Args:
             round: from 0, below the plan's rounds.
         """
-        rows, rate = self.groups[round % len(self.groups)], self._coin
+        rows, rate = self.groups[round % len(self.groups)], self.participation.scheme.coin(self.participation)
         if rate is None or rate >= 1:
             return rows
         stream = hashlib.shake_256(self.key + b"fedcgd batches " + f"round {round}".encode())
@@ -48,10 +48,6 @@ class ExampleRounds:
         """How many examples a round has by the plan, which sums are divided by."""
         rate = self.participation.expected_rate
         return self.examples * (1 / self.parts if rate is None else rate)
-
-    @cached_property
-    def _coin(self) -> float | None:
-        return self.participation.scheme.coin(self.participation)
 
     @cached_property
     def groups(self) -> list[Rows]:

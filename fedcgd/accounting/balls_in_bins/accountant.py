@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.law import BinLaw, Bins
 from fedcgd.accounting.bounds import by_norm, largest_singular_value
@@ -26,12 +28,9 @@ class BallsInBinsAccountant(SecretRoundsAccountant):
         return _laws(self.mechanism, self.participation, released)
 
     def problem(self, sigma: float, released: int) -> Problem | None:
-        """None also where bins are independent."""
-        return (
-            None
-            if _bins(self.mechanism, self.participation, released).are_independent
-            else super().problem(sigma, released)
-        )
+        """None also where no bin overlaps another, as for C = I."""
+        gram = _bins(self.mechanism, self.participation, released).gram
+        return None if np.count_nonzero(gram) == len(gram) else super().problem(sigma, released)
 
     def drawn(self, released: int) -> Problem:
         bins = _bins(self.mechanism, self.participation, released)

@@ -37,11 +37,6 @@ class Bins:
         return len(self.gram)
 
     @property
-    def are_independent(self) -> bool:
-        """Whether no bin overlaps another, as for C = I."""
-        return int(np.count_nonzero(self.gram)) == len(self.gram)
-
-    @property
     def squares(self) -> Vector:
         """|m_j|²."""
         return np.diag(self.gram)

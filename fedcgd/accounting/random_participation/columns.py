@@ -164,11 +164,6 @@ class BandedColumns(Columns):
     band: Matrix
     """Shape (n, p), p ≤ b; 0 where j + l ≥ n."""
 
-    @staticmethod
-    def from_band(band: Matrix) -> "BandedColumns":
-        """C with these bands."""
-        return BandedColumns(band.max(axis=0), 0.0, 0.0, np.ones(len(band)), True, band)
-
     @property
     def width(self) -> int:
         """How many bands C has."""
@@ -233,7 +228,7 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
         exact = True
     elif mechanism.bandwidth(rounds) <= separation:
         band = non_negative(_band(mechanism, rounds, released), mechanism.name, _SAMPLING)
-        return BandedColumns.from_band(band)
+        return BandedColumns(band.max(axis=0), 0.0, 0.0, np.ones(len(band)), True, band)
     else:
         column, exact = _largest_column(mechanism, rounds, released), False
     column = non_negative(column, mechanism.name, _SAMPLING)
