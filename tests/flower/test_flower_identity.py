@@ -58,6 +58,22 @@ def test_a_strategy_with_a_folder_named_after_the_time_goes_on(tmp_path: Path) -
         run(path, key, WithFolder(datetime(2026, 1, 1, 10, 0, 59, tzinfo=UTC)))
 
 
+class SeesItsRate(FedAvgM):
+    seen: tuple[float, ...] = ()
+
+    def aggregate_train(self, server_round, replies):
+        self.seen = (*self.seen, self.server_learning_rate)
+        return None, None
+
+
+def test_a_scheduled_rate_falls_from_round_to_round_and_stays_as_a_setting() -> None:
+    inner = scheduled(SeesItsRate, "linear", rounds=4)(server_learning_rate=2.0)
+    for server_round in (1, 2, 3, 4, 5):
+        inner.aggregate_train(server_round, [])
+    assert inner.seen == pytest.approx([2.0, 1.5, 1.0, 0.5, 0.5])
+    assert inner.server_learning_rate == 2.0
+
+
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
