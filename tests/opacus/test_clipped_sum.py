@@ -69,3 +69,9 @@ def test_the_margin_covers_what_its_proof_counts() -> None:
     examples = 2 * clipped_sum._MOST_EXAMPLES**2 * 2.0**-53
     sequences = 2 * clipped_sum._MOST_TERMS * 2.0**-53 / clipped_sum._GRAM_FLOOR**0.5
     assert max(examples, sequences) + GRID_LOSS <= clipped_sum.MARGIN
+
+
+def test_a_row_whose_terms_cancel_has_a_512th_of_their_norm_at_least() -> None:
+    """What is added later is a float32 sum of the terms, whose rounding may be larger than what is left of them."""
+    b, a = torch.ones(1, 2, 1), torch.tensor([[[1000.0], [-1000.0]]])
+    assert float(clipped_sum.FactoredGradients(b, a).norms()[0]) == pytest.approx(2000 / 512, rel=1e-6)
