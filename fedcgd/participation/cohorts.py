@@ -1,4 +1,4 @@
-"""Which users take part in a round: keeps the promise that the accounting relies on, whoever comes and goes."""
+"""Which users take part in a round: keeps the promise that the accounting relies on, while users come and go."""
 
 from collections.abc import Iterable, Sequence
 

@@ -72,7 +72,7 @@ def make_record(path: Path) -> None:
         path: the file; its folder is made too.
     """
     if path.exists():
-        with suppress(ValueError):  # which `record_name` says to whoever asks for it
+        with suppress(ValueError):  # which `record_name` says to its callers
             if not record_name(path):
                 _write_name(path)
         return

@@ -172,7 +172,7 @@ PLAN = "plan, without amplification"
 
 
 def noise_key(recipe: Recipe, epsilon: float) -> str:
-    """What a recipe's noise depends on, whoever takes part."""
+    """What a recipe's noise depends on, but for who takes part."""
     return json.dumps([epsilon, *(value for name, value in asdict(recipe).items() if name != "users")])
 
 

@@ -61,6 +61,11 @@ def test_it_ends_with_the_run(begun: Ledger, tmp_path: Path, monkeypatch: pytest
     done = command_line.run("watch", tmp_path / "run.db", "--html", tmp_path / "progress.html")
     assert done.exit_code == 0
     assert next(asleep, None) is None
+    found = watch.state(tmp_path / "run.db")["released_with"]
+    plan = Plan.from_description(watch.records(tmp_path / "run.db")["run"]["plan"])
+    spent = [plan.quick_guarantee(released=number).epsilon for number in range(1, ROUNDS + 1)]
+    assert [(row["release"], row["epsilon"]) for row in found] == list(enumerate(spent, 1))
+    assert spent[0] < spent[-1]
     page = (tmp_path / "progress.html").read_text()
     assert re.search(f"{ROUNDS} of {ROUNDS}", page)
     assert "http-equiv" not in page

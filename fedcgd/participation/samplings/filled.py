@@ -10,7 +10,7 @@ from fedcgd.participation.samplings.sampling import Law, Sampling
 
 
 class FilledCohorts(Sampling):
-    """Exactly `cohort_size` users in each round, whoever comes and goes. Anybody may know them."""
+    """Exactly `cohort_size` users in each round, while users come and go. Anybody may know them."""
 
     law = Law.KNOWN
     absence: ClassVar[str] = (
