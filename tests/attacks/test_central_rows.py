@@ -247,9 +247,3 @@ def test_an_interrupt_while_a_round_begins_leaves_no_round(monkeypatch):
     del run.optimizer.on_batch
     run.train()
     assert run.released == 6
-
-
-def test_an_optimizer_of_several_gradients_a_step_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.optim, "SGD", lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr))
-    with pytest.raises(TypeError, match="LBFGS"):
-        Run(monkeypatch)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from central_runs import MODES, Run, examples, network
 from opacus import PrivacyEngine
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
@@ -390,10 +389,3 @@ def test_copies_of_one_example_may_act_on_each_other_but_not_on_other_examples(m
         else:
             run.step(batch)
             assert run.released == 1
-
-
-def test_a_model_of_several_processes_inside_another_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_: None)
-    model = DifferentiallyPrivateDistributedDataParallel(network())
-    with pytest.raises(TypeError, match="nothing would"):
-        Run(monkeypatch, model=nn.Sequential(model))
