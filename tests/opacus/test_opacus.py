@@ -8,7 +8,7 @@ from oracles_gradients import clipped_sum
 from plans import make_plan
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon, select_lambda
 from fedcgd.central.releases import Releases
@@ -437,14 +437,3 @@ def test_a_plan_with_a_smaller_separation_than_the_loaders_is_kept():
     plan = plan_of(participation=Participation(rounds=10, min_separation=3))
     batches = batches_of(make(plan=plan)[2])
     assert sorted(np.concatenate(batches[:5])) == list(range(EXAMPLES))
-
-
-def test_a_sampler_of_the_users_own_is_refused():
-    model = network()
-    arguments = {"module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
-    loader = DataLoader(data(), batch_size=6, sampler=SubsetRandomSampler(range(30)))
-    with pytest.raises(ValueError, match="examples shall"):
-        CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=loader, plan=plan_of())
-    subset = DataLoader(Subset(data(), range(30)), batch_size=6)
-    private = CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=subset, plan=plan_of())
-    assert sorted(np.concatenate(batches_of(private, 5))) == list(range(30))
