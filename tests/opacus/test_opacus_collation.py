@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from central_runs import Run, private
+from central_runs import Run, examples, private
 from opacus.layers import DPLSTM
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
@@ -116,8 +116,13 @@ def test_texts_whose_padding_does_not_count_are_trained(how, collate, mode):
 
 
 class Centred(nn.Linear):
+    """Takes the mean of the batch away, where it is above `least`."""
+
+    least = -1e9
+
     def forward(self, inputs):
-        return super().forward(inputs - inputs.mean(0))
+        mean = inputs.mean(0)
+        return super().forward(inputs - torch.where(mean > self.least, mean, 0))
 
 
 def test_physical_batches_are_looked_at(monkeypatch):
@@ -127,6 +132,17 @@ def test_physical_batches_are_looked_at(monkeypatch):
         BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=3, optimizer=run.optimizer) as batches,
     ):
         run.step(next(iter(batches)))
+
+
+def test_later_batches_are_looked_at_too(monkeypatch):
+    """The tenth is the first in which examples meet."""
+    data, model = examples(40, scale=1.0), Centred(6, 3)
+    data.tensors[0][Run(monkeypatch, data=data, epochs=1).loader.batch_sampler.rows(9)] += 2e3
+    model.least = 1e3
+    run = Run(monkeypatch, data=data, epochs=1, model=model)
+    with pytest.raises(CrossExampleLeakError):
+        run.train()
+    assert run.released == 9
 
 
 def test_a_program_that_makes_its_inputs_of_the_batch_is_refused_and_its_author_can_answer(tmp_path):
