@@ -16,7 +16,6 @@ from central_ranks import Job, network, plan_of, run_rank
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 
 from fedcgd import BLT, LambdaCGD, NoiseKey
-from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import GRID_LOSS
 from fedcgd.ledger import export, verify
 from fedcgd.opacus.engine import ranks_of
@@ -218,17 +217,6 @@ def test_a_round_that_cannot_be_put_on_record_moves_no_rank(train, tmp_path):
     assert answers[0].startswith("OSError")
     assert "rank 0" in answers[1]
     assert recorded(tmp_path) == []
-
-
-def test_shares_of_the_noise_are_all_coordinates_once(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 3)
-    for size in (1, 1536, 1537, 10_000, 100_001):
-        shares = []
-        for rank in range(3):
-            monkeypatch.setattr(torch.distributed, "get_rank", lambda _, rank=rank: rank)
-            shares.append(range(size)[Ranks(object()).share(size)])
-        assert [i for share in shares for i in share] == list(range(size))
-        assert max(map(len, shares)) <= size / 3 + 1536
 
 
 def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
