@@ -81,6 +81,8 @@ def test_the_cells_of_a_notebook_run_again(monkeypatch):
         private = made(run, run.model, optimizer=run.base, engine=engine)
     train(private)
     assert run.released == 3
+    with pytest.raises(RuntimeError, match="another engine"):
+        made(run, run.model, engine=run.engine)
     model = network()
     PrivacyEngine().make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(run.data, batch_size=4),
