@@ -2,7 +2,6 @@
 
 import gc
 import runpy
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -94,38 +93,6 @@ def test_the_look_at_batches_is_not_compiled(monkeypatch):
     run.train(lambda batch: (run.loss(module(batch[0]), batch[1]).backward(), run.optimizer.step()))
     assert compiling
     assert not any(compiling)
-
-
-class OfAnyDepth(nn.Module):
-    """A layer that is called once or twice, as a generator of the model's own says; the loss comes with the output."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, inputs, targets):
-        x = torch.tanh(self.inner(inputs))
-        if torch.rand((), generator=self.generator) < 0.5:
-            x = torch.tanh(self.inner(x))
-        output = self.out(x)
-        return functional.cross_entropy(output, targets), output
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_a_model_whose_layers_are_called_another_number_of_times_is_trained(own, monkeypatch):
-    """A generator that hangs on the model is put back between the looks; one that does not is told of."""
-    model, generator = OfAnyDepth(), torch.Generator().manual_seed(2)
-    monkeypatch.setattr(model if own else OfAnyDepth, "generator", generator, raising=False)
-    run = Run(monkeypatch, model=model, epochs=1)
-
-    def step(batch):
-        run.module(*batch)[0].backward()
-        run.optimizer.step()
-
-    told = pytest.warns(UserWarning, match="whether examples")
-    with nullcontext() if own else told:
-        run.train(step)
-    assert run.released == 3
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
