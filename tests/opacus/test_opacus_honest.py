@@ -108,20 +108,20 @@ def test_a_batch_that_the_model_does_not_take_is_the_models_error():
 
 
 class LastBit(torch.autograd.Function):
-    """The same on the way forward; on the way back, the last row is now and then a little off, and whatever else `mixes` adds."""
+    """The same on the way forward; on the way back, the last row is off by `factor` now and then, and `mixes` adds the first one."""
 
     @staticmethod
-    def forward(ctx, rows, calls, off_in, mixes):
-        ctx.calls, ctx.off_in, ctx.mixes = calls, off_in, mixes
+    def forward(ctx, rows, calls, off_in, mixes, factor):
+        ctx.calls, ctx.off_in, ctx.mixes, ctx.factor = calls, off_in, mixes, factor
         return rows.clone()
 
     @staticmethod
     def backward(ctx, slopes):
         slopes = slopes + ctx.mixes * slopes[:1]
         if len(ctx.calls) in ctx.off_in:
-            slopes[-1] *= 1.004
+            slopes[-1] *= ctx.factor
         ctx.calls.append(1)
-        return slopes, None, None, None
+        return slopes, None, None, None, None
 
 
 class Calls(list):
@@ -134,13 +134,13 @@ class Calls(list):
 class SumsInAnyOrder(nn.Module):
     """What a GPU makes of a sum in bfloat16, whose order is another now and then."""
 
-    def __init__(self, off_in, mixes=0.0):
+    def __init__(self, off_in, mixes=0.0, factor=1.004):
         super().__init__()
         self.first, self.last, self.calls = nn.Linear(5, 4), nn.Linear(4, 3), Calls()
-        self.off_in, self.mixes = off_in, mixes
+        self.how = off_in, mixes, factor
 
     def forward(self, inputs):
-        return self.last(LastBit.apply(torch.tanh(self.first(inputs)), self.calls, self.off_in, self.mixes))
+        return self.last(LastBit.apply(torch.tanh(self.first(inputs)), self.calls, *self.how))
 
 
 @pytest.mark.parametrize("first", range(8))
@@ -149,10 +149,13 @@ def test_a_sum_in_another_order_now_and_then_is_not_taken_for_a_mixture(every, f
     check_independence(SumsInAnyOrder(range(first, 1000, every)), torch.randn(6, 5))
 
 
-@pytest.mark.parametrize("every", [2, 5, 1000])
-def test_a_mixture_is_seen_beside_sums_in_another_order(every):
+@pytest.mark.parametrize(
+    ("every", "mixes", "factor"), [(2, 0.2, 1.004), (5, 0.2, 1.004), (1000, 0.2, 1.004), (2, 20.0, 3.0)]
+)
+def test_a_mixture_is_seen_beside_sums_in_another_order(every, mixes, factor):
+    """A large one is seen whatever the same batch differs by."""
     with pytest.raises(CrossExampleLeakError, match=r"first\.weight"):
-        check_independence(SumsInAnyOrder(range(3, 1000, every), mixes=0.2), torch.randn(6, 5))
+        check_independence(SumsInAnyOrder(range(3, 1000, every), mixes, factor), torch.randn(6, 5))
 
 
 def test_what_a_probe_has_made_for_examples_is_freed_at_once():
