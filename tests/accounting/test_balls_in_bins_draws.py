@@ -8,12 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedcgd.accounting import gaussian
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
-from fedcgd.accounting.guarantee import Bound, Proof
-from fedcgd.accounting.random_participation import monte_carlo
-from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.random_participation.remove import RemoveSampler
 
 GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
@@ -62,18 +58,6 @@ def test_noise_has_the_covariance_of_the_bins(gram: np.ndarray) -> None:
     np.testing.assert_allclose(drawn, gram, atol=0.05)
 
 
-def test_what_a_tuple_of_bins_brings_is_the_sum_of_their_columns() -> None:
-    bins, z = Bins(GRAM), np.random.default_rng(3).standard_normal((3, 4))
-    root = np.linalg.cholesky(GRAM)
-    turns = np.array([[[0, 1, 2, 2], [0, 2, 2, 1]]], dtype=np.int32)
-    lift, along, square = bins.lifted(turns, root @ z)
-    for draw, (first, second) in enumerate(turns[0].T):
-        v = root[first] + root[second]  # the rows are the m of the bins
-        np.testing.assert_allclose(lift[:, draw], root @ v)
-        assert along[draw] == pytest.approx(v @ z[:, draw])
-        assert square[draw] == pytest.approx(v @ v)
-
-
 def sampler(bins: Bins, sigma: float, epsilon: float, order: int) -> RemoveSampler:
     law = BinLaw(bins.rounds)
     return RemoveSampler(
@@ -97,15 +81,6 @@ def test_every_order_has_the_mean_by_quadrature(order, overlap, sigma, epsilon) 
     assert mean <= truth * 1.002 + 4 * error or order == 9  # where what is left out may be large
     assert values.max() <= 1
     assert shares.max() <= 1
-
-
-@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (2.0, 2.0), (2.0, 5.0)])
-def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float) -> None:
-    """Two bins of overlap 0.6, by quadrature; the last is below 10⁻²⁰."""
-    problem = Problem(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
-    known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), Proof("known rounds"))
-    found = monte_carlo.delta(problem, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
-    assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= known.value
 
 
 @pytest.mark.parametrize("overlap", [0.9, 0.999])

@@ -106,24 +106,6 @@ def test_a_balls_in_bins_run_beside_a_gaussian_one_by_quadrature(mechanism) -> N
     assert joint.epsilon < known.epsilon
 
 
-def test_two_runs_of_a_thousand_rounds_keep_their_amplification() -> None:
-    """Without it ε is 1267; it was all that was said beyond 1000. They are one run of 2000 rounds."""
-    coins = Participation(rounds=1000, sampling="poisson", sampling_rate=0.01)
-    joint = compose([run_of(DPSGD(), coins, 1.0)] * 2, delta=1e-5)
-    twice = Participation(rounds=2000, sampling="poisson", sampling_rate=0.01)
-    one = compute_epsilon(DPSGD(), twice, noise_multiplier=1.0, delta=1e-5).epsilon
-    assert joint.epsilon == pytest.approx(one, rel=1e-4)
-    assert joint.epsilon == pytest.approx(2.584, abs=1e-3)
-
-
-def test_evaluations_hardly_add_to_a_sampled_run() -> None:
-    """ε = 4 beside a Gaussian mechanism of μ = 0.01 was 1120."""
-    coins = Participation(rounds=1000, sampling="poisson", sampling_rate=0.01)
-    sigma = calibrate(DPSGD(), coins, epsilon=4, delta=1e-5).noise_multiplier
-    joint = compose([run_of(DPSGD(), coins, sigma), run_of(DPSGD(), Participation(rounds=1), 100.0)], delta=1e-5)
-    assert 4 < joint.epsilon < 4.001
-
-
 @pytest.mark.parametrize("delta", [1e-9, 1e-13, 1e-20])
 def test_amplification_stays_at_every_delta(delta: float) -> None:
     """Runs of one law are one longer run of it: Poisson, random allocation, and b-min-sep without overlap by its coins."""
