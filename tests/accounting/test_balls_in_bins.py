@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracles_b_min_sep import ONE_OF_TWO, deltas
 
 from fedcgd import Participation, Plan
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon
@@ -89,15 +90,9 @@ def test_calibrated_noise_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 def delta_of_two_bins(mechanism: Mechanism, rounds: int, released: int | None, sigma: float, epsilon: float) -> float:
     """The larger of both directions, in the plane of m_0 and m_1."""
-    a, c = math.exp(epsilon), matrix(mechanism, rounds)[:released] / sigma
+    c = matrix(mechanism, rounds)[:released]
     m = np.stack([c[:, j::2].sum(axis=1) for j in range(2)])
-    centers = np.linalg.cholesky(m @ m.T + 1e-12 * np.eye(2))
-    axis = np.linspace(-9, 14, 1101)
-    x, y = np.meshgrid(axis, axis, indexing="ij")
-    plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
-    mixture = sum(shifted) / 2
-    truth = max(np.maximum(mixture - a * plain, 0).sum(), np.maximum(plain - a * mixture, 0).sum())
-    return float(truth) * (axis[1] - axis[0]) ** 2 / (2 * math.pi)
+    return max(deltas(np.linalg.cholesky(m @ m.T + 1e-12 * np.eye(2)).T, ONE_OF_TWO, sigma, epsilon, 1101))
 
 
 @pytest.mark.parametrize("mechanism", [LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(3), DPSGD()])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oracles_b_min_sep import ONE_OF_TWO, deltas
 
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
@@ -39,16 +40,6 @@ def test_accepted_stars_have_the_weights_by_enumeration(order: int) -> None:
     assert moment == pytest.approx(total / 3**order, abs=5 * error + 1e-9)
 
 
-def delta_of_two_bins(overlap: float, sigma: float, epsilon: float) -> float:
-    """δ of removing for two bins of size 1, by a sum over a grid in the plane that they span."""
-    centers = np.linalg.cholesky(np.array([[1.0, overlap], [overlap, 1.0]])) / sigma
-    axis = np.linspace(-8, 12, 1601)
-    x, y = np.meshgrid(axis, axis, indexing="ij")
-    plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
-    excess = np.maximum(sum(shifted) / 2 - math.exp(epsilon) * plain, 0).sum()
-    return float(excess) * (axis[1] - axis[0]) ** 2 / (2 * math.pi)
-
-
 @pytest.mark.parametrize("gram", [GRAM, np.array([[1.0, 0.9999], [0.9999, 1.0]]), np.diag([1.0, 1e-11, 2.0])])
 def test_noise_has_the_covariance_of_the_bins(gram: np.ndarray) -> None:
     """Also where one bin does not move."""
@@ -71,12 +62,13 @@ def sampler(bins: Bins, sigma: float, epsilon: float, order: int) -> RemoveSampl
 )
 def test_every_order_has_the_mean_by_quadrature(order, overlap, sigma, epsilon) -> None:
     """Also orders that would not be chosen, where few stars are accepted or the draws vary much."""
-    of = sampler(Bins(np.array([[1.0, overlap], [overlap, 1.0]])), sigma, epsilon, order)
+    gram = np.array([[1.0, overlap], [overlap, 1.0]])
+    of = sampler(Bins(gram), sigma, epsilon, order)
     values, shares = of.draw(40_000, (5, order))
     scale = math.exp(of.log_scale)
     mean = scale * values.mean() * shares.mean()
     error = mean * math.sqrt(sum(x.var() / x.mean() ** 2 / len(x) for x in (values, shares)))
-    truth = delta_of_two_bins(overlap, sigma, epsilon)
+    truth, _ = deltas(np.linalg.cholesky(gram).T, ONE_OF_TWO, sigma, epsilon, 1601)
     assert mean >= truth - 4 * error
     assert mean <= truth * 1.002 + 4 * error or order == 9  # where what is left out may be large
     assert values.max() <= 1

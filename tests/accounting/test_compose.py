@@ -8,7 +8,7 @@ import oracles_accounting as oracles
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from scipy.special import ndtr
+from oracles_b_min_sep import ONE_OF_TWO, deltas
 
 from fedcgd import DPSGD, LambdaCGD, Participation
 from fedcgd.accounting import PastRun, calibrate, compose, compute_delta, compute_epsilon
@@ -74,35 +74,19 @@ def test_poisson_runs_agree_with_dp_accounting() -> None:
 
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.5)])
 def test_a_balls_in_bins_run_beside_a_gaussian_one_by_quadrature(mechanism) -> None:
-    """E of the Gaussian's δ at ε less the loss of the bins, on a grid in the plane of m_0 and m_1, in both directions."""
-    lam = getattr(mechanism, "lam", 0.0)
-    sigma, mu = 1.2, 0.7
-    axis = np.linspace(-9, 10, 801)
-    x, y = np.meshgrid(axis, axis, indexing="ij")
-    plain = np.exp(-(x**2 + y**2) / 2) / (2 * math.pi)
-    means = [(1 / sigma, lam / sigma), (0.0, 1 / sigma)]
-    mixture = sum(np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in means) / 2 / (2 * math.pi)
-    cell = (axis[1] - axis[0]) ** 2
+    """On a grid in the plane of m_0 and m_1 and along the Gaussian release, in which whoever takes part does so for sure."""
+    lam, sigma, mu = getattr(mechanism, "lam", 0.0), 1.2, 0.7
+    columns = np.array([[1 / sigma, 0.0], [lam / sigma, 1 / sigma], [mu, mu]])
 
     def truth(epsilon: float) -> float:
-        found = []
-        for p, q in ((mixture, plain), (plain, mixture)):
-            left = epsilon - np.log(p / q)
-            delta = ndtr(mu / 2 - left / mu) - np.exp(np.minimum(left, 300)) * ndtr(-mu / 2 - left / mu)
-            found.append(float((p * delta).sum() * cell))
-        return max(found)
+        return max(deltas(columns, ONE_OF_TWO, 1.0, epsilon, 200))
 
-    joint = compose([run_of(mechanism, TWO_BINS, sigma), run_of(DPSGD(), Participation(rounds=1), 1 / mu)], delta=1e-4)
+    release = run_of(DPSGD(), Participation(rounds=1), 1 / mu)
+    joint = compose([run_of(mechanism, TWO_BINS, sigma), release], delta=1e-4)
     assert not joint.proof.exact
     assert truth(joint.epsilon) <= 1e-4
     assert truth(joint.epsilon * 0.97) > 1e-4
-    known = compose(
-        [
-            run_of(mechanism, Participation(rounds=2, min_separation=2), sigma),
-            run_of(DPSGD(), Participation(rounds=1), 1 / mu),
-        ],
-        delta=1e-4,
-    )
+    known = compose([run_of(mechanism, replace(TWO_BINS, sampling="none"), sigma), release], delta=1e-4)
     assert joint.epsilon < known.epsilon
 
 

@@ -1,35 +1,23 @@
-"""λ selection against dense matrices on a fine grid, the closed forms of the paper, and its Lemma 3 and Corollary 6."""
+"""λ selection against dense matrices on a fine grid, and Corollary 6 of arXiv:2601.22334."""
 
 import inspect
 import math
-from itertools import combinations
 
 import numpy as np
+import oracles_mechanisms as oracle
 import pytest
+from oracles_accounting import gaussian_log_delta
 
 from fedcgd import Participation, select_lambda
-from fedcgd.accounting import search
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 
 
-def delta_of_gaussian(epsilon: float, sigma: float) -> float:
-    """δ(ε) by summing max(0, p − e^ε·q) over a fine grid."""
-    x = np.linspace(-40 * sigma, 40 * sigma, 400_001)
-    p = np.exp(-((x - 1) ** 2) / (2 * sigma**2))
-    q = np.exp(-(x**2) / (2 * sigma**2))
-    density = np.maximum(0, p - math.exp(epsilon) * q).sum() * (x[1] - x[0])
-    return float(density / (sigma * math.sqrt(2 * math.pi)))
-
-
 def brute_force(n: int, b: int, k: int, lam: float, normalize: bool) -> tuple[float, float]:
     """(RMSE, MaxSE)/σ_{ε,δ} from dense matrices and every pattern of participations."""
-    c = np.array([[lam ** (i - j) if i >= j else 0.0 for j in range(n)] for i in range(n)])
-    if normalize:
-        c = c / np.linalg.norm(c, axis=0)
-    b_matrix = np.tril(np.ones((n, n))) @ np.linalg.inv(c)
-    patterns = (p for size in range(1, k + 1) for p in combinations(range(n), size) if all(np.diff(p, prepend=-b) >= b))
-    sens = max(np.linalg.norm(c[:, list(p)].sum(axis=1)) for p in patterns)
+    c = oracle.toeplitz(lam ** np.arange(n), n)
+    c = oracle.normalized(c) if normalize else c
+    b_matrix, sens = np.tril(np.ones((n, n))) @ np.linalg.inv(c), oracle.sensitivity(c, k, b)
     return sens * np.linalg.norm(b_matrix) / math.sqrt(n), sens * np.linalg.norm(b_matrix, axis=1).max()
 
 
@@ -47,7 +35,7 @@ def test_the_minimum_is_the_best_of_all_lambdas_by_brute_force(n: int, b: int, k
         assert here <= errors[:, column].min() * (1 + 1e-9)
         assert found.lam == pytest.approx(GRID[errors[:, column].argmin()], abs=0.011)
         sigma = found.value / here
-        assert delta_of_gaussian(2.0, sigma) == pytest.approx(1e-5, rel=1e-3)
+        assert gaussian_log_delta(2.0, sigma) == pytest.approx(math.log(1e-5), abs=1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 1000])
@@ -101,26 +89,3 @@ def test_no_argument_is_data() -> None:
 def test_bad_input_is_refused_with_the_reason(participation: Participation, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         select_lambda(participation, **{"objective": "rmse", **BUDGET, **options})
-
-
-def test_amplified_search_finds_the_minimum_of_the_calibrated_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With σ(λ) made up: the search needs few calibrations, says each, and is right to 10 % on the scale 1/(1 − λ)."""
-    calls: list[str] = []
-
-    class MadeUp:
-        def __init__(self, mechanism, participation) -> None:
-            self.lam = mechanism.lam
-
-        def rough_noise_multiplier(self, **_) -> float:
-            return (1 / (1 - self.lam)) ** 0.7
-
-    monkeypatch.setattr(search, "accountant", MadeUp)
-    participation = Participation(rounds=400, min_separation=40, sampling="balls-in-bins")
-    found = select_lambda(participation, objective="amplified-rmse", progress=calls.append, **BUDGET)
-    scales = np.geomspace(1, 100, 5000)
-    errors = [x**0.7 * math.sqrt(1 + 399 / (2 * x**2)) for x in scales]
-    assert 1 / (1 - found.lam) == pytest.approx(scales[int(np.argmin(errors))], rel=0.1)
-    assert found.value == pytest.approx(min(errors), rel=2e-3)
-    assert len(calls) == len(found.lams) <= 14
-    excess = select_lambda(participation, objective="excess", **BUDGET).lam
-    assert excess / (1 - excess) == pytest.approx(found.lam / (1 - found.lam) / 3)

@@ -9,8 +9,8 @@ from command_line import figures, run
 
 from fedcgd.accounting import search, selection
 from fedcgd.accounting.coverage import NegativeEntryError
-from fedcgd.accounting.selection import select_mechanism
-from fedcgd.mechanisms import BIFR, BLT, BandInvMF, LambdaMuCGD, Mechanism, Normalized
+from fedcgd.accounting.selection import select_lambda, select_mechanism
+from fedcgd.mechanisms import BIFR, BLT, BandInvMF, LambdaCGD, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -187,6 +187,17 @@ def test_open_numbers_are_searched_under_the_sampling(text: str, count: int, mad
         made = [LambdaMuCGD(lam, share * lam) for lam in np.linspace(0, 0.98, 50) for share in np.linspace(-1, 1, 41)]
     assert amplified(found) <= min(map(amplified, made)) * 1.02
     assert amplified(found) < amplified(select_mechanism(text, KNOWN, **BUDGET))
+
+
+def test_lambda_is_searched_under_the_sampling_in_few_calibrations(made_up) -> None:
+    said: list[str] = []
+    found = select_lambda(BINS, objective="amplified-rmse", progress=said.append, **BUDGET)
+    errors = [amplified(LambdaCGD(1 - 1 / x)) for x in np.geomspace(1, 100, 2000)]
+    assert found.value == pytest.approx(amplified(LambdaCGD(found.lam)))
+    assert found.value <= min(errors) * 1.002
+    assert len(said) == len(found.lams) <= 14
+    excess = select_lambda(BINS, objective="excess", **BUDGET).lam
+    assert excess / (1 - excess) == pytest.approx(found.lam / (1 - found.lam) / 3)
 
 
 def test_what_is_made_already_stays_as_it_is(made_up, tmp_path) -> None:
