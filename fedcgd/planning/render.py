@@ -1,4 +1,4 @@
-"""A planned recipe as what runs it: Python, and the run configuration of the simulation app."""
+"""A planned recipe as what runs it: Python, and the command and configuration of the simulation app."""
 
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.planning.planner import PlannedRecipe
@@ -48,6 +48,11 @@ def as_run_config(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm
     return " ".join(
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in values.items()
     )
+
+
+def as_command(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0) -> str:
+    """What runs it in the simulation app; arguments as of `as_run_config`."""
+    return f"flwr run simulations --stream --run-config '{as_run_config(planned, problem, clip_norm=clip_norm)}'"
 
 
 def run_configuration(
