@@ -51,7 +51,13 @@ def as_run_config(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm
 
 
 def as_command(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0) -> str:
-    """What runs it in the simulation app; arguments as of `as_run_config`."""
+    """The command that runs it in the simulation app.
+
+    Args:
+        planned: one of what `plan_recipes` returned.
+        problem: what it was asked.
+        clip_norm: ζ, in units of the update.
+    """
     return f"flwr run simulations --stream --run-config '{as_run_config(planned, problem, clip_norm=clip_norm)}'"
 
 
