@@ -27,7 +27,8 @@ from fedcgd.mechanisms import (
     matrix,
 )
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description, spelling_of
+from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
+from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.participation import Participation
 
 
