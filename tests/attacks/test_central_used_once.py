@@ -24,16 +24,6 @@ def test_a_loop_that_another_one_overtook_ends(monkeypatch):
     assert run.released == 2
 
 
-def test_a_step_of_the_wrapped_optimizer_is_refused(monkeypatch):
-    """A cell that still holds the optimizer under its old name would move the model by raw gradients."""
-    run = Run(monkeypatch)
-    before = [p.clone() for p in run.model.parameters()]
-    run.backward(next(iter(run.loader)))
-    with refused("wrapped optimizer"):
-        run.base.step()
-    assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), before, strict=True))
-
-
 def test_an_example_of_several_rows_is_refused(monkeypatch):
     """A model that makes one row of each token clips tokens, not examples."""
 

@@ -5,10 +5,7 @@ Whoever gets two releases of different sums under one noise subtracts them, and 
 
 import os
 import pickle
-import shutil
-import sqlite3
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.release import lattice_of
@@ -91,32 +88,6 @@ def test_a_server_that_is_resumed_twice_in_mid_round(snapshot) -> None:
     missing = np.zeros(SIZE)
     missing[int(messages[3].content["fedcgd"]["users"][0])] = 0.5
     assert_tells_nothing(released, missing)
-
-
-def test_a_copied_ledger_in_a_copied_process(tmp_path: Path, snapshot) -> None:
-    """Disk and memory are copied when the round is planned; both copies go on, with one user more or less."""
-    disk = tmp_path / "run.db"
-    grid = lattice_of(PLAN, SIZE)
-    total = grid.to_steps(np.random.default_rng(1).uniform(-0.1, 0.1, SIZE))
-    user = grid.to_steps(np.full(SIZE, 0.05))
-    with Ledger.open(disk, plan=PLAN, configuration={}, key=KEY) as ledger:
-        attempt = ledger.plan_round(0, ["ann", "bob"])
-        for file in tmp_path.glob("run.db*"):
-            shutil.copy(file, str(file).replace("run.db", "copy.db"))
-
-        def goes_on(copy: bool) -> np.ndarray:
-            if copy:
-                ledger._connection = sqlite3.connect(tmp_path / "copy.db", isolation_level=None)
-            x = total + user * copy
-            nonce = KEY.nonce_of(ledger.stream_id, x, earlier=[], attempt=attempt)
-            ledger.record_aggregated(0, attempt, nonce)
-            stream = NoiseStream(KEY.noise_of(ledger.stream_id))
-            NoiseSource(PLAN.mechanism, 6, LatticeNormals(stream, grid)).add(x, [nonce], PLAN.stddev)
-            ledger.record_released(0, attempt, x.tobytes())
-            return grid.from_steps(x)
-
-        released = in_two_copies(goes_on)
-    assert_tells_nothing(released, -grid.from_steps(user))
 
 
 def test_equal_sums_after_different_rounds_have_different_noise(snapshot) -> None:

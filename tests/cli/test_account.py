@@ -8,7 +8,6 @@ from command_line import figures, run, shown
 
 from fedcgd import DPSGD, LambdaCGD, Participation, accounting
 from fedcgd.accounting.explain import explain
-from fedcgd.cli.options import participation_of
 from fedcgd.optimisation import catalogue
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss
@@ -74,14 +73,6 @@ def test_a_sampling_rate_is_a_number_or_a_fraction() -> None:
     assert found["epsilon"] == expected.epsilon
     decimal = figures("account", *words, "--noise-multiplier", "0.8", "--sampling-rate", "0.1")
     assert decimal == figures("account", *words, "--noise-multiplier", "0.8", "--participations", "5")
-
-
-def test_cyclic_poisson_sampling_keeps_the_expected_number_of_participations() -> None:
-    # Definition 2.1 of "Scaling up the banded matrix factorization mechanism" prints q = p²k/n. A user's group has its turn in
-    # n/p rounds, so that k expected participations need q = p·k/n.
-    plan = participation_of("cyclic-poisson", 4000, 1, 10, 16)
-    assert plan.sampling_rate == pytest.approx(16 * 10 / 4000)
-    assert plan.sampling_rate * plan.rounds / plan.min_separation == pytest.approx(10)
 
 
 @pytest.mark.parametrize("row", [row for row in catalogue.TABLE.values() if row.parameters], ids=lambda row: row.name)

@@ -22,7 +22,7 @@ from ledgers import reasons, refused, release
 from oracles_accounting import gaussian_epsilon
 from plans import make_plan
 from shared import record
-from sql import edit, rows
+from sql import edit
 
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.compose import JOINT_CONDITION
@@ -223,19 +223,6 @@ def test_a_sampled_run_after_others_is_joint_with_those_it_admitted_alone(tmp_pa
     assert found.problems == ()
     # Without A's ledger it says that something is missing.
     assert reasons(joint([two]).problems) == ["ledgers-missing"]
-
-
-def test_the_new_ledger_says_what_was_counted(tmp_path: Path) -> None:
-    one, two = recorded(tmp_path / "A.db", names(0, 8)), tmp_path / "B.db"
-    run(two, names(8, 16), budget=budget(9.5, one))
-    [(stream,)] = rows(one, "SELECT stream_id FROM run")
-    kept = {"epsilon": 9.5, "delta": DELTA, "after": {stream: PLAN.to_description()}}
-    assert command_line.figures("ledger", "verify", two)["budget"] == verify(two).run.budget == kept
-    assert verify(one).run.budget is None
-    assert command_line.run("ledger", "compose", one, two).exit_code == 0
-    alone = command_line.run("ledger", "compose", two)
-    assert alone.exit_code == 1
-    assert stream in alone.stdout
 
 
 SIX = Plan.calibrated(LambdaCGD(0.8), SILOS, clip_norm=0.5, epsilon=6, delta=DELTA)

@@ -272,16 +272,6 @@ def test_a_skip_is_recorded_and_uses_no_round(path):
     assert record["users_by_participations"] == {1: 1}
 
 
-def test_verify_rederives_epsilon(path):
-    with opened(path) as ledger:
-        assert verify(path).guarantee is None
-        for t in range(3):
-            release(ledger, t, [f"user-{t}"])
-        found = verify(path)  # while the run goes on
-    assert (found.released, found.planned, found.run.simulated, found.problems) == (3, 6, False, ())
-    assert found.guarantee == PLAN.guarantee(released=3)
-
-
 @pytest.mark.parametrize(
     "sampling", [{"sampling": "balls-in-bins"}, {"sampling": "cyclic-poisson", "sampling_rate": 0.5}]
 )
@@ -521,16 +511,6 @@ def test_a_ledger_that_comes_into_use_while_it_is_read_is_not_believed(path):
 
     with refused("came-into-use"), reader(path):
         go_on()
-
-
-def test_a_key_tells_which_other_runs_it_has_begun(tmp_path):
-    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    with Ledger.open(tmp_path / "first.db", plan=PLAN, configuration={}, key=key) as first:
-        assert first.other_runs() == []
-        release(first, 0, ["a"])
-    with Ledger.open(tmp_path / "second.db", plan=PLAN, configuration={"other": 1}, key=key) as second:
-        [other] = second.other_runs()
-    assert (other.ledger, other.released) == (str(tmp_path / "first.db"), 1)
 
 
 @pytest.mark.parametrize("reason", ["sealed", "key-lost"])

@@ -33,11 +33,6 @@ def plan_of(participation: Participation) -> Plan:
     return make_plan(DPSGD(), participation, delta=1e-2)
 
 
-def cohorts_of(participation: Participation, key: bytes) -> list[list[str]]:
-    """Those of a run in which everybody is always there."""
-    return played(participation, USERS, COHORT, key=key)
-
-
 def check_turns(participation: Participation, cohorts: list[list[str]]) -> None:
     """Nobody exceeds what is promised, and somebody takes part."""
     assert any(cohorts)
@@ -53,25 +48,13 @@ def test_the_table_has_each_sampling() -> None:
 
 
 @each_sampling
-def test_the_key_draws_as_many_users_as_are_expected(sampling: str) -> None:
-    participation, _ = SAMPLINGS[sampling]
-    runs = [cohorts_of(participation, bytes([seed]) * 32) for seed in range(100)]
-    assert len({str(run) for run in runs}) == len(runs)
-    rate = participation.expected_rate
-    assert (rate is None) == (sampling == "none")
-    if rate is not None:
-        sizes = [len(users) for run in runs for users in run]
-        assert np.mean(sizes) == pytest.approx(rate * len(USERS), rel=0.05)
-
-
-@each_sampling
 def test_nodes_are_asked_for_whoever_is_drawn_and_the_ledger_counts_them(sampling: str, tmp_path: Path) -> None:
     participation, _ = SAMPLINGS[sampling]
     grid = two_nodes(len(USERS))
     path = tmp_path / "run.db"
     strategy = make(mechanism=DPSGD(), participation=participation, delta=1e-2, cohort_size=COHORT, ledger=path)
     strategy.start(grid, record(np.zeros(SIZE)))
-    expected = cohorts_of(participation, KEY.choices_of(export(path)["run"]["stream_id"]))
+    expected = played(participation, USERS, COHORT, key=KEY.choices_of(export(path)["run"]["stream_id"]))
     check_turns(participation, expected)
     assert asked_users(grid) == [users for users in expected if users]
     turns = Counter(Counter(chain(*expected)).values())
