@@ -175,6 +175,9 @@ def test_a_loop_that_began_before_loading_is_over(tmp_path, monkeypatch):
     run = Run(monkeypatch)
     run.engine.save_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
     batches = iter(run.loader)
+    run.backward(next(batches))
     run.engine.load_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    with refused("no batch"):
+        run.optimizer.step()
     with refused("another loop"):
         next(batches)
