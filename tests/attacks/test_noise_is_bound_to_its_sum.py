@@ -9,19 +9,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-import torch
 from fake_grid import FakeGrid
 from flower_runs import hosting
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 from plans import make_plan
 from shared import record
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
-from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.release import lattice_of
 from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise, sequential_training
@@ -108,31 +104,3 @@ def test_equal_sums_after_different_rounds_have_different_noise(snapshot) -> Non
         released.append(out)
     unmasked = (released[0][0] - released[1][0]) + (released[0][1] - released[1][1]) / 0.8
     assert_tells_nothing([unmasked, np.zeros(SIZE)], grid.from_steps(sums[0] - sums[1]))
-
-
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_central_training_that_is_resumed_twice_in_mid_step(mode: str, snapshot) -> None:
-    model = nn.Linear(SIZE, 1, bias=False)
-    data = TensorDataset(torch.eye(SIZE)[:8], torch.zeros(8, 1))
-    with torch.no_grad():
-        model.weight.fill_(5.0)
-    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        criterion=nn.MSELoss(),
-        data_loader=DataLoader(data, batch_size=8),
-        plan=PLAN,
-        grad_sample_mode=mode,
-    )
-    loss = criterion[0] if criterion else nn.MSELoss()
-    inputs, targets = next(iter(loader))
-
-    def resumed(copy: bool) -> np.ndarray:
-        seen = inputs * torch.tensor([[0.0 if copy and i == 0 else 1.0] for i in range(8)])
-        optimizer.zero_grad()
-        loss(module(seen), targets).backward()
-        optimizer.step()
-        return -8 * (model.weight.detach().numpy().ravel() - 5.0).astype(np.float64)
-
-    released = in_two_copies(resumed)
-    assert_tells_nothing(released, 0.5 * inputs[0].numpy())

@@ -8,7 +8,7 @@ from command_line import figures, run, shown
 
 from fedcgd import DPSGD, LambdaCGD, Participation, accounting
 from fedcgd.accounting.explain import explain
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, table
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss
 
@@ -75,8 +75,8 @@ def test_a_sampling_rate_is_a_number_or_a_fraction() -> None:
     assert decimal == figures("account", *words, "--noise-multiplier", "0.8", "--participations", "5")
 
 
-@pytest.mark.parametrize("row", [row for row in catalogue.TABLE.values() if row.parameters], ids=lambda row: row.name)
-def test_numbers_may_be_left_out_as_the_help_says(row: catalogue.Row) -> None:
+@pytest.mark.parametrize("row", [row for row in table.TABLE.values() if row.parameters], ids=lambda row: row.name)
+def test_numbers_may_be_left_out_as_the_help_says(row: table.Row) -> None:
     result = run("account", "--mechanism", row.name, "--rounds", "8", "--separation", "4", *BUDGET)
     assert (result.exit_code == 0) == (row.name not in ("blt", "nu-dp-ftrl", "noise-curve"))
 

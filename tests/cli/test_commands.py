@@ -29,7 +29,7 @@ from fedcgd.cli.commands import COMMANDS, KEEPER_COMMANDS, LEDGER_COMMANDS
 from fedcgd.cli.declare import WholeNumber
 from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
-from fedcgd.optimisation.catalogue import TABLE
+from fedcgd.optimisation.table import TABLE
 from fedcgd.quadratic import Spectrum
 
 pytestmark = pytest.mark.usefixtures("own_cache")
