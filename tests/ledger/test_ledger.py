@@ -477,20 +477,11 @@ def test_a_transaction_holds_the_lock_from_its_beginning_and_ctrl_c_undoes_it(tm
 def test_what_cannot_be_undone_is_not_read_any_more():
     """The disk fails while a transaction is undone: what it wrote must not be seen by a later read."""
 
-    class Failing:
-        in_transaction, closed = True, False
-
-        def execute(self, statement):
-            if statement == "ROLLBACK":
-                raise sqlite3.OperationalError("disk I/O error")
-
-        def close(self):
-            self.closed = True
-
-    connection = Failing()
+    connection = Mock(in_transaction=True)
+    connection.execute.side_effect = [None, sqlite3.OperationalError("disk I/O error")]
     with pytest.raises(KeyError), transaction(connection):
         raise KeyError
-    assert connection.closed
+    connection.close.assert_called_once()
 
 
 def test_a_review_leaves_nothing_behind(path):
