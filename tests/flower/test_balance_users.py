@@ -13,7 +13,9 @@ from plans import make_plan
 from shared import record
 
 from fedcgd import DPSGD, NoiseKey, Participation
+from fedcgd.participation.history import History
 from fedcgd_flower import IncompleteRunError, PrivateEvaluation, sequential_training
+from fedcgd_flower.cohort import Draw
 from fedcgd_flower.users import HostedUsers, balance_users, nodes_of_users
 
 
@@ -63,6 +65,31 @@ def test_every_user_goes_to_a_node_of_its_own_and_the_same_draw_to_the_same_node
         assert list(chosen) == users
         assert chosen == balance_users(users, dict(reversed(nodes.items())))
         assert all(node in nodes[user] for user, node in chosen.items())
+
+
+def test_every_round_is_at_as_many_nodes_as_a_sum_needs_wherever_a_plan_can_have_that() -> None:
+    """Exactly the users that the plan needs: one who is asked too early is missing in a later round."""
+    random_, possible = random.Random(1), 0
+    for number in range(300):
+        rounds, least, hosts = random_.randint(2, 5), random_.randint(2, 3), random_.randint(3, 5)
+        size, apart = random_.randint(least, 7), random_.choice([1, rounds])
+        participation = Participation(rounds=2 * rounds, min_separation=apart, max_participations=2)
+        users, weights = names(participation.users_for(size)), [random_.random() for _ in range(hosts)]
+        nodes = {user: (random_.choices(range(hosts), weights)[0],) for user in users}
+        hosted, history = Counter(node for (node,) in nodes.values()), History()
+        if sum(min(count, rounds) for count in hosted.values()) < least * rounds:
+            continue  # some round must be at fewer, whoever is asked when (Gale and Ryser)
+        possible += 1
+        for round in range(2 * rounds):
+            draw = Draw(participation, round, history, b"key%d" % number)
+            chosen = draw.at_nodes(nodes, size, least)
+            assert chosen is not None
+            assert len(chosen) == size
+            assert len(set(chosen.values())) >= least
+            history = history.with_round(round, chosen)
+            again = Draw(participation, round, history, draw.key).at_nodes(nodes, size, least)
+            assert again == chosen
+    assert possible > 100
 
 
 @pytest.mark.parametrize(

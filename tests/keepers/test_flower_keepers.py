@@ -9,7 +9,7 @@ import pytest
 from command_line import run
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
-from flower_runs import PLAN, one_user
+from flower_runs import PLAN, names, one_user
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make, node, opening_asked, two_nodes
@@ -375,6 +375,16 @@ def test_a_node_with_keepers_sends_nothing_in_the_clear_and_one_without_cannot_t
     grid = two_nodes(None)
     with pytest.raises(IncompleteRunError):
         make(SIMULATED).start(grid, record(np.zeros(SIZE)), timeout=1)
+
+
+def test_a_run_with_just_enough_users_has_two_nodes_in_every_round_and_one_node_is_asked_nothing() -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users[:9]), 2: node(users[9:])})  # a user of node 2 in each of three rounds
+    assert make().start(grid, record(np.zeros(SIZE))).complete
+    grid = FakeGrid({1: node(users)})
+    with pytest.raises(IncompleteRunError, match="fewer than 2 nodes"):
+        make().start(grid, record(np.zeros(SIZE)))
+    assert not any(is_training(message) for message in grid.sent)
 
 
 def test_the_log_says_against_whom_epsilon_holds(caplog) -> None:
