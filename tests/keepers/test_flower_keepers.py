@@ -26,7 +26,7 @@ from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
 from fedcgd_flower.keepers.messages import _bounded
 from fedcgd_flower.keepers.transport import Transport, Waits
-from fedcgd_flower.messages import question_of
+from fedcgd_flower.noise_provider import question_of
 from fedcgd_flower.round import TrainingRounds
 
 SIZE = 6

@@ -25,7 +25,7 @@ from fedcgd.ledger.statement import privacy_statement
 from fedcgd.ledger.verification import with_evaluations
 from fedcgd.release import ReleaseProtocol
 from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation
-from fedcgd_flower.messages import question_of
+from fedcgd_flower.noise_provider import question_of
 
 SIZE = 6
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}
