@@ -3,18 +3,16 @@
 import itertools
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
 from flower_runs import SIZE, asked_users, hosting, make, names, two_nodes
-from plans import make_plan
 from shared import record
 
-from fedcgd import DPSGD, NoiseKey, Participation
+from fedcgd import DPSGD, Participation
 from fedcgd.participation.history import History
-from fedcgd_flower import IncompleteRunError, PrivateEvaluation, sequential_training
+from fedcgd_flower import IncompleteRunError, sequential_training
 from fedcgd_flower.cohort import Draw
 from fedcgd_flower.users import HostedUsers, balance_users, nodes_of_users
 
@@ -116,24 +114,6 @@ def test_neither_who_is_drawn_nor_a_bit_of_the_model_depends_on_how_many_nodes_s
     assert drawn[0] == drawn[1]
 
 
-def test_a_run_that_goes_on_with_another_number_of_nodes_has_the_same_bits(tmp_path: Path) -> None:
-    def trained(name: str, counts: list[int]) -> bytes:
-        for count in counts:
-            grid = FakeGrid({i: sharing(names(12)) for i in range(1, count + 1)})
-            result = make(ledger=tmp_path / name).start(grid, record(np.zeros(SIZE)), num_rounds=2)
-        assert result.complete
-        return result.arrays["w"].numpy().tobytes()
-
-    assert trained("broken.db", [2, 3, 1]) == trained("unbroken.db", [2, 2, 2])
-
-
-def test_too_few_users_are_told_with_the_nodes_that_share_them() -> None:
-    grid = FakeGrid({i: sharing(names(3)) for i in (1, 2)})
-    strategy = make(expected_users=3)
-    with pytest.raises(IncompleteRunError, match="take part"):
-        strategy.start(grid, record(np.zeros(SIZE)))
-
-
 def test_users_that_two_nodes_claim_are_counted_where_too_few_are_left() -> None:
     grid = FakeGrid({i: sharing(names(6)) for i in (1, 2)})
     grid.nodes[3] = two_nodes(6).nodes[1]  # every other one of them
@@ -163,20 +143,6 @@ def test_who_is_drawn_and_away_is_not_asked_anywhere() -> None:
     assert "u100" in whole[0] + whole[1]
     assert whole[2] + whole[3] == [user for user in whole[0] + whole[1] if user != "u100"]
     assert {node for round in (2, 3) for node in tries[round, 0]} == {1, 5}
-
-
-def test_an_evaluation_is_spread_as_well() -> None:
-    users = names(12)
-    grid = FakeGrid({i: sharing(users) for i in (1, 2, 3)})
-    plan = make_plan(DPSGD(), Participation(rounds=2, max_participations=1), noise_multiplier=1e-6)
-    evaluation = PrivateEvaluation(plan=plan, bounds={"eval_acc": 1.0}, every=3, cohort_size=6)
-    strategy = make(evaluation=evaluation, key=NoiseKey.simulation(3))
-    result = strategy.start(grid, record(np.zeros(SIZE)))
-    asked = [m for m in grid.sent if m.metadata.message_type == "evaluate"]
-    sizes = [len(message.content["fedcgd"]["users"]) for message in asked]
-    assert sizes == [2] * 6
-    assert len({user for message in asked for user in message.content["fedcgd"]["users"]}) == 12
-    assert result.evaluate_metrics_clientapp[3]["eval_acc"] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_a_list_that_many_nodes_share_is_gone_through_once() -> None:

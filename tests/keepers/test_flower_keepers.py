@@ -16,7 +16,7 @@ from keeper_runs import SIMULATED, RealKeepers, make, node, opening_asked, two_n
 from shared import record
 from sql import edit
 
-from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd import BISR, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import export, released_model, verify
@@ -211,14 +211,6 @@ def test_an_old_copy_of_a_keepers_record_spends_no_round(real: RealKeepers, tmp_
     assert real.make().start(real.grid(), record(np.zeros(SIZE))).complete
 
 
-def test_a_key_that_served_another_run_spends_no_round(real: RealKeepers, tmp_path: Path) -> None:
-    real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=1)
-    real.key, real.ledger = NoiseKey.from_file(tmp_path / "another.key", create=True), tmp_path / "another.db"
-    with pytest.raises(IncompleteRunError, match="served another"):
-        real.make().start(real.grid(), record(np.zeros(SIZE)))
-    assert openings(real) == ()
-
-
 def test_one_keeper_may_be_away_where_that_is_agreed(tmp_path: Path) -> None:
     real = RealKeepers(tmp_path, colluding=1, away=1, names=("k0", "k1", "k2", "k3"))
     grid = real.grid()
@@ -355,9 +347,7 @@ def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeeper
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mechanism": BandInvMF((1.0, 0.5))}, "nothing else is proven"),
         ({"participation": Participation(rounds=6, min_separation=3, sampling="balls-in-bins")}, "sampling 'none'"),
-        ({"noise_multiplier": 0.0}, "this plan has none"),
         ({"key": NoiseKey.generate()}, "simulated keepers go with a simulation key"),
     ],
 )
