@@ -158,3 +158,9 @@ def test_a_list_that_many_nodes_share_is_gone_through_once() -> None:
     nodes, twice = nodes_of_users(dict.fromkeys(range(500), theirs))
     assert (len(nodes), twice, looked) == (10_000, set(), {"at it": 1})
     assert set(Counter(balance_users(theirs.users[:1000], nodes).values()).values()) == {2}
+
+
+def test_a_round_in_which_nobody_is_drawn_is_a_round_all_the_same() -> None:
+    """Were it skipped, who is drawn would be seen."""
+    rare = Participation(rounds=6, sampling="poisson", sampling_rate=2.0**-60)
+    assert Draw(rare, 0, History(), b"key").at_nodes({"ann": (1,)}, 4, least=1) == {}
