@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.losses import GridLoss
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Vector
 
 _COMBINATIONS = 64  # more than there are sums of two
@@ -105,7 +105,7 @@ def _sum(one: Ratio, two: Ratio, variance: float, least: float) -> Ratio:
     )
     grid = np.concatenate([[0.0], grid])
     chances = np.zeros(len(grid))
-    rows = max(1, EFFORT.memory.sums // len(two.values))
+    rows = max(1, TOLERANCES.memory.sums // len(two.values))
     for start in range(0, len(one.values), rows):
         part = slice(start, start + rows)
         values = np.add.outer(one.values[part], two.values).ravel()
@@ -146,7 +146,9 @@ def _nodes(low: float, high: float, mean: float, deviation: float) -> Vector:
     def side(length: float) -> Vector:
         points = [0.0]
         while points[-1] < length:
-            points.append(points[-1] + min(EFFORT.ratios.widest, EFFORT.ratios.fine * max(deviation, points[-1])))
+            points.append(
+                points[-1] + min(TOLERANCES.ratios.widest, TOLERANCES.ratios.fine * max(deviation, points[-1]))
+            )
         return np.array(points)
 
     down, up = side(math.log(mean / low)), side(math.log(high / mean))

@@ -138,7 +138,9 @@ def test_bounds_hold_where_numbers_overflow(lam: float, sigma: float) -> None:
 @pytest.mark.parametrize("entries", [40 * 4, 40 * 4 * 5, 40 * 4 * 12])
 def test_states_of_a_tail_fit_into_the_table_that_there_is(entries: int, monkeypatch) -> None:
     """Fewer ages and levels, down to one of each beyond the separation: a looser bound, and not one that is never found."""
-    monkeypatch.setattr(pairs, "EFFORT", replace(pairs.EFFORT, memory=replace(pairs.EFFORT.memory, table=entries)))
+    monkeypatch.setattr(
+        pairs, "TOLERANCES", replace(pairs.TOLERANCES, memory=replace(pairs.TOLERANCES.memory, table=entries))
+    )
     states = States.from_columns(columns_of(LambdaCGD(0.9), 40, 4, 40), BMinSepLaw(40, 4, 0.3, True))
     assert states.limit >= 4
     assert 40 * len(states.levels) ** 2 * states.limit * (states.limit - 3) <= entries
@@ -348,8 +350,8 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
         searches.add(seed)
         return goal * 1.01
 
-    near = replace(amplified.EFFORT, answers=replace(amplified.EFFORT.answers, near_budget=2.0))
-    monkeypatch.setattr(amplified, "EFFORT", near)
+    near = replace(amplified.TOLERANCES, answers=replace(amplified.TOLERANCES.answers, near_budget=2.0))
+    monkeypatch.setattr(amplified, "TOLERANCES", near)
 
     monkeypatch.setattr(monte_carlo.PilotEstimate, "confirm", refuse)
     participation, delta = b_min_sep(12, 3, 0.3), 1e-3

@@ -16,8 +16,9 @@ from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import spelling_of, write_mechanism
+from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.optimisation.damping import damped
+from fedcgd.optimisation.mechanism_json import write_mechanism
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.quadratic import Quadratic, Spectrum

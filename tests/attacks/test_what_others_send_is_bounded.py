@@ -29,7 +29,7 @@ from fedcgd.keepers.service import answer
 from fedcgd.keepers.wire import answer_from_bytes, to_bytes
 from fedcgd.ledger import Ledger, export, joint, released_model, verify
 from fedcgd.mechanisms import BandInvMF, Dense
-from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.support.records import read_only
 from fedcgd.support.untrusted import MalformedError, clean
 

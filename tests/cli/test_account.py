@@ -9,7 +9,7 @@ from command_line import figures, run, shown
 from fedcgd import DPSGD, LambdaCGD, Participation, accounting
 from fedcgd.accounting.explain import explain
 from fedcgd.cli.options import participation_of
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, table
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss
 
@@ -99,8 +99,8 @@ def test_cyclic_poisson_sampling_keeps_the_expected_number_of_participations() -
     assert plan.sampling_rate * plan.rounds / plan.min_separation == pytest.approx(10)
 
 
-@pytest.mark.parametrize("row", [row for row in catalogue.TABLE.values() if row.parameters], ids=lambda row: row.name)
-def test_numbers_may_be_left_out_as_the_help_says(row: catalogue.Row) -> None:
+@pytest.mark.parametrize("row", [row for row in table.TABLE.values() if row.parameters], ids=lambda row: row.name)
+def test_numbers_may_be_left_out_as_the_help_says(row: table.Row) -> None:
     result = run("account", "--mechanism", row.name, "--rounds", "8", "--separation", "4", *BUDGET)
     assert (result.exit_code == 0) == (row.name not in ("blt", "nu-dp-ftrl", "noise-curve"))
 

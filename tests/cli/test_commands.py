@@ -31,7 +31,7 @@ from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
 from fedcgd.ledger import verify
 from fedcgd.ledger.statement import NO_GUARANTEE
-from fedcgd.optimisation.catalogue import TABLE
+from fedcgd.optimisation.table import TABLE
 from fedcgd.quadratic import Spectrum
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -13,7 +13,7 @@ from fedcgd.curvature.stationary import optimal_error, stationary_error
 from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, matrix
 from fedcgd.optimisation import catalogue, fitted
 from fedcgd.optimisation.banded import unit_columns
-from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.optimisation.noise_curve import BARRIER, noise_curve
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum

@@ -28,7 +28,8 @@ from fedcgd.mechanisms import (
 )
 from fedcgd.mechanisms import toeplitz as series
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description, spelling_of
+from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
+from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.participation import Participation
 
 

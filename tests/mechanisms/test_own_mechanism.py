@@ -13,7 +13,7 @@ from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.toeplitz import Toeplitz, reciprocal
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.optimisation.catalogue import describe
+from fedcgd.optimisation.mechanism_json import describe
 
 RUN = Participation(rounds=24, min_separation=6)
 

@@ -19,9 +19,10 @@ from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import band_mf, dense, error_and_gradient
 from fedcgd.optimisation.bfgs import minimise_with_kinks
-from fedcgd.optimisation.catalogue import BANDS, BUFFERS, TABLE, MechanismSpec, Row
+from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.noise_curve import noise_curve
+from fedcgd.optimisation.table import BANDS, BUFFERS, TABLE, Row
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
 

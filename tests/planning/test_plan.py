@@ -9,7 +9,7 @@ from sampling_table import SAMPLINGS
 from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, mechanism_json
 from fedcgd.plan import plan_differences
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -106,7 +106,7 @@ def test_what_no_accountant_covers_is_no_plan(mechanism, participation, message,
     with pytest.raises(ValueError, match=message):
         replace(plan, mechanism=mechanism)
     with pytest.raises(ValueError, match=message):
-        Plan.from_description(plan.to_description() | {"mechanism": catalogue.describe(mechanism)})
+        Plan.from_description(plan.to_description() | {"mechanism": mechanism_json.describe(mechanism)})
 
 
 def test_the_epsilon_of_the_whole_run_is_found_once(monkeypatch) -> None:

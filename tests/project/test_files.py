@@ -11,7 +11,7 @@ from ledgers import KEY, release
 from plans import make_plan
 
 from fedcgd import DPSGD, Ledger, Participation
-from fedcgd.optimisation.catalogue import write_mechanism
+from fedcgd.optimisation.mechanism_json import write_mechanism
 from fedcgd.quadratic import Spectrum
 from fedcgd.support.files import atomic_write, sync_folder
 

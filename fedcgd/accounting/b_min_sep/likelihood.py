@@ -21,12 +21,12 @@ import numpy as np
 
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.recursion import Indices, Step, compiled
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import LARGEST
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_CHAINS = EFFORT.chains
+_CHAINS = TOLERANCES.chains
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from fedcgd.keepers import (
     mask,
     service,
 )
-from fedcgd.keepers.cards import SEALED_BYTES
+from fedcgd.keepers.identities import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES
 from fedcgd.keepers.wire import MOST_LINE
 from fedcgd.noise.quantisation import Lattice
