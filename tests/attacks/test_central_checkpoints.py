@@ -142,6 +142,14 @@ def test_rounds_that_may_have_been_released_before_are_a_warning(record, simulat
         goes_on(monkeypatch, tmp_path, **options)
 
 
+@pytest.mark.parametrize("digit", "0f")
+def test_any_other_run_without_a_record_is_a_warning(digit, monkeypatch):
+    accountant = Run(monkeypatch, key=NoiseKey.generate()).engine.accountant
+    with pytest.warns(UserWarning, match="record="):
+        accountant.load_state_dict(accountant.state_dict() | {"run": 32 * digit})
+    assert accountant.run == 32 * digit
+
+
 def test_a_checkpoint_of_a_run_without_a_record_does_not_get_one(tmp_path, monkeypatch):
     key = NoiseKey.generate()
     released(1, monkeypatch, tmp_path, key=key)
