@@ -3,7 +3,8 @@
 python benchmarks/simulation.py [--case 128 1 …] [--repeats 2] [--pfl PYTHON] [--json FILE]
 
 A case is a cohort and the examples of a user. With one example, an update is a clipped gradient; with more, a user trains one
-epoch over its examples, in batches of 10. There are 2 nodes. The images are made up, and one is for testing, since evaluation
+epoch over its examples, in batches of 10. There are 2 nodes,
+or one for each raylet. The images are made up, and one is for testing, since evaluation
 belongs to no user. The first round, in which nodes say whom they host, is left out. On a machine that does other work too, look
 at the processor time: of all processes together, and what two cores would make of that, to compare with times on 2 idle cores.
 A vision transformer of 86 million parameters: --model vit-b-16 --case 4 1 --rounds 2 --repeats 1.
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,13 +85,17 @@ def peaks(home: str) -> dict[str, float]:
 
 
 @contextmanager
-def raylets(count: int) -> Iterator[None]:
-    """A Ray cluster of `count` raylets with a processor each, on which simulations run meanwhile; with 0, Flower starts Ray."""
+def raylets(count: int, home: Path) -> Iterator[None]:
+    """A Ray cluster of `count` raylets with a processor each, on which simulations run meanwhile; with 0, Flower starts Ray.
+
+    Its processes get this FLWR_HOME, by which they are found.
+    """
     if not count:
         yield
         return
     from ray.cluster_utils import Cluster  # starts nothing, but takes a second
 
+    os.environ["FLWR_HOME"] = str(home)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         for _ in range(count - 1):
@@ -98,14 +103,19 @@ def raylets(count: int) -> Iterator[None]:
         os.environ["RAY_ADDRESS"] = cluster.address
         yield
     finally:
-        os.environ.pop("RAY_ADDRESS", None)
+        for name in ("RAY_ADDRESS", "FLWR_HOME"):
+            os.environ.pop(name, None)
         cluster.shutdown()
 
 
-def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examples: int = 1) -> dict[str, float]:
+def measure(
+    cohort: int, examples: int, rounds: int, model: str = "", test_examples: int = 1, on: int = 0
+) -> dict[str, float]:
     users = cohort * rounds
-    with tempfile.TemporaryDirectory() as name, local_superlink(Path(name) / "flower") as environment:
-        folder = Path(name)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(raylets(on, folder / "flower"))
+        environment = stack.enter_context(local_superlink(folder / "flower"))
         write_images(folder, -(-users * examples * 10 // 9) + 9)
         config: dict[str, Any] = {
             "task": "cifar10",
@@ -127,7 +137,7 @@ def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examp
             work.append(processor_seconds(environment["FLWR_HOME"]))
             memory.update(peaks(environment["FLWR_HOME"]))
 
-        run_app(environment, config, nodes=2, progress=note)
+        run_app(environment, config, nodes=max(2, on), progress=note)
     seconds = (times[-1] - times[0]) / (rounds - 1)  # lines of Flower's log come in lots, four a second
     processor = (work[-1] - work[0]) / (rounds - 1)
     return {
@@ -189,8 +199,7 @@ def main() -> None:
     for cohort, examples in args.case or CASES:
         ours, theirs = [], []
         for _ in range(args.repeats):
-            with raylets(args.raylets):
-                ours.append(measure(cohort, examples, args.rounds, args.model))
+            ours.append(measure(cohort, examples, args.rounds, args.model, on=args.raylets))
             turn = [peer(args.pfl, examples, threads) for threads in (1, 2)] if wanted else []
             theirs.append([run for run in turn if run is not None])
         results.append({"cohort": cohort, "examples a user": examples, **compare(ours, theirs if all(theirs) else [])})

@@ -23,7 +23,7 @@ from keeper_services import Services
 from shared import record
 
 from fedcgd.keepers import Agreement, Keepers, Opening, Refusal, Tls, mask
-from fedcgd.keepers.cards import Card, KeeperKey, host_and_port
+from fedcgd.keepers.identities import Card, KeeperKey, host_and_port
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.service import LIMITS, KeeperService, ask
 from fedcgd.keepers.verification import contradictions
