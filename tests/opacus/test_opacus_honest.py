@@ -108,7 +108,7 @@ def test_a_batch_that_the_model_does_not_take_is_the_models_error():
 
 
 class LastBit(torch.autograd.Function):
-    """The same on the way forward; on the way back, the last row is off by `factor` now and then, and `mixes` adds the first one."""
+    """The same forwards; on the way back, the last row is off by `factor` now and then, and `mixes` adds the first one."""
 
     @staticmethod
     def forward(ctx, rows, calls, off_in, mixes, factor):
