@@ -10,7 +10,7 @@ from fedcgd import Participation, Plan, accountant, calibrate, error_norms, sele
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.optimisation import catalogue
-from fedcgd.plan import plan_differences
+from fedcgd.plan import differences, plan_differences
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -170,3 +170,4 @@ def test_another_budget_is_told_as_an_epsilon() -> None:
     four, two = (Plan.calibrated(DPSGD(), MANY, **BUDGET | {"epsilon": epsilon}).to_description() for epsilon in (4, 2))
     assert plan_differences(four, two)[-1].endswith(": 4 → 2")
     assert len(plan_differences(four, four | {"delta": 1e-6})) == 1
+    assert differences({"inner": {"momentum": 0.9}}, {}) == ["inner: there → nothing"]
