@@ -53,17 +53,6 @@ def test_settings_are_checked_before_any_work(change, message) -> None:
         settings(**change)
 
 
-def test_samplings() -> None:
-    bins = settings(sampling="balls-in-bins").participation(1260)
-    assert (bins.rounds, bins.min_separation, bins.sampling) == (210, 21, "balls-in-bins")
-    poisson = settings(sampling="poisson", cohort=63).participation(1260)
-    assert (poisson.rounds, poisson.sampling_rate) == (200, 0.05)
-    cyclic = settings(sampling="cyclic-poisson", cohort=63, mechanism="bsr:4").participation(1260)
-    assert (cyclic.rounds, cyclic.min_separation, cyclic.sampling_rate) == (200, 4, 0.2)
-    with pytest.raises(ValueError, match="other sampling"):
-        settings(sampling="often").participation(1260)
-
-
 @pytest.mark.parametrize("cohort", [0, -1, 1261])
 def test_a_cohort_that_no_round_can_have_is_refused(cohort: int) -> None:
     with pytest.raises(ValueError, match="1260 users"):
