@@ -220,7 +220,7 @@ def _with_best_numbers(
     def sweep(*, sampled: bool) -> float:
         error = inf
         for at, parameter in enumerate(asked.open, len(asked.values)):
-            assert parameter.least is not None
+            assert parameter.least is not None  # noqa: S101
             least = parameter.least(values)
             curve = judge.curve(partial(with_value, at), parameter.symbol, least, sampled=sampled)
             values[at], error = best(curve), min(curve.values())

@@ -52,7 +52,7 @@ class PeoplePoint:
         if self.split not in ("validation", "test"):
             raise ValueError(f"split must be validation or test, got {self.split!r}")
         scheme_of(self.sampling)  # refuses an unknown one
-        check_descent(self.momentum, self.schedule)
+        check_descent("sgd", self.momentum, self.schedule)
 
     @property
     def run_config(self) -> dict[str, Any]:

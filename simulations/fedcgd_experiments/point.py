@@ -72,7 +72,7 @@ class Descent:
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        check_descent(self.momentum, self.schedule)
+        check_descent("sgd", self.momentum, self.schedule)
         as_positive("learning_rate", self.learning_rate)
 
     def rate(self, round: int, rounds: int) -> float:

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvgM
 from flwr.supercore import log
 from torch import nn
 
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, IncompleteRunError, arrays_of, load_arrays, scheduled
+from fedcgd_flower import CorrelatedNoise, IncompleteRunError, arrays_of, load_arrays
 from fedcgd_simulations.partitions import partition
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
+from fedcgd_simulations.server_optimizer import server_strategy
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import Examples, Task, average_of, evaluate
 from fedcgd_simulations.tasks import get_task
@@ -61,10 +61,15 @@ def main(grid: Grid, context: Context) -> None:
 
 def strategy_of(settings: Settings, plan: Plan, users: int) -> CorrelatedNoise:
     """The strategy that carries out `plan` over `users` users."""
-    descent = scheduled(FedAvgM, settings.schedule, rounds=plan.participation.rounds, warmup=settings.warmup)
-    rate: dict[str, Any] = {"server_learning_rate": settings.learning_rate, "server_momentum": settings.momentum}
     return CorrelatedNoise(
-        descent(min_train_nodes=1, min_available_nodes=1, **rate),
+        server_strategy(
+            settings.optimizer,
+            learning_rate=settings.learning_rate,
+            momentum=settings.momentum,
+            schedule=settings.schedule,
+            rounds=plan.participation.rounds,
+            warmup=settings.warmup,
+        ),
         plan,
         cohort_size=settings.cohort,
         key=settings.key(),

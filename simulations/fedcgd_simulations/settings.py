@@ -12,7 +12,7 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, scheme_of
 from fedcgd_simulations.local_training import LocalTraining
-from fedcgd_simulations.server_optimizer import check_average, check_descent
+from fedcgd_simulations.server_optimizer import ServerOptimizer, check_average, check_descent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class Settings:
     reply_timeout: float
     learning_rate: float
     test_examples: int
+    optimizer: ServerOptimizer
     momentum: float
     schedule: Schedule
     warmup: int
@@ -62,7 +63,7 @@ class Settings:
             raise ValueError(f"test-examples must be at least 0 (0: all of them), got {settings.test_examples}")
         if not 0 < settings.reply_timeout < math.inf:
             raise ValueError(f"reply-timeout must be a positive number of seconds, got {settings.reply_timeout}")
-        check_descent(settings.momentum, settings.schedule)
+        check_descent(settings.optimizer, settings.momentum, settings.schedule)
         check_average(settings.average, settings.augmentations)
         local = settings.local  # refuses what makes no sense
         if settings.users != "examples" and not local.epochs:
@@ -103,7 +104,7 @@ class Settings:
         )
 
     def workload(self, rounds: int) -> Workload:
-        """What the server's descent makes of the releases."""
+        """What the server's optimiser makes of the releases; of optimisers other than sgd, the schedule alone."""
         check_schedule(self.schedule, rounds=rounds, warmup=self.warmup)
         return scheduled_workload(self.schedule, rounds, momentum=self.momentum, warmup=self.warmup)
 

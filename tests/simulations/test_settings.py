@@ -4,8 +4,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi
 
 from fedcgd.participation import Participation
+from fedcgd_simulations.server_optimizer import server_strategy
 from fedcgd_simulations.settings import Settings
 
 APP = Path(__file__).resolve().parents[2] / "simulations"
@@ -37,8 +39,10 @@ def test_a_misspelled_mechanism_is_refused_before_any_work(text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, yogi, adagrad, got 'lion'"),
         ({"schedule": "steps"}, "schedule must be one of constant, linear, cosine, got 'steps'"),
         ({"momentum": 1}, "momentum must be in"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "0 with an optimizer other than sgd, got 0.9 with adam"),
         ({"reply_timeout": 0}, "reply-timeout .*0.0"),
         ({"reply_timeout": float("inf")}, "reply-timeout .*inf"),
         ({"reply_timeout": float("nan")}, "reply-timeout .*nan"),
@@ -51,6 +55,25 @@ def test_a_misspelled_mechanism_is_refused_before_any_work(text: str) -> None:
 def test_settings_are_checked_before_any_work(change, message) -> None:
     with pytest.raises(ValueError, match=message):
         settings(**change)
+
+
+@pytest.mark.parametrize(("optimizer", "cls"), [("adam", FedAdam), ("yogi", FedYogi), ("adagrad", FedAdagrad)])
+def test_the_servers_optimisers_are_flowers(optimizer, cls) -> None:
+    made = server_strategy(optimizer, learning_rate=0.3, momentum=0.0, schedule="constant", rounds=4)
+    assert (type(made), made.eta) == (cls, 0.3)
+    lowered = server_strategy(optimizer, learning_rate=0.3, momentum=0.0, schedule="linear", rounds=4)
+    seen = []
+
+    def aggregate(self, server_round, replies):
+        seen.append(self.eta)
+        return None, None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "aggregate_train", aggregate)
+        for server_round in (1, 2, 4):
+            lowered.aggregate_train(server_round, [])
+    assert seen == pytest.approx([0.3, 0.225, 0.075])
+    assert lowered.eta == 0.3
 
 
 @pytest.mark.parametrize("cohort", [0, -1, 1261])
