@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command_line import run
 from ledgers import refused
@@ -39,10 +38,8 @@ def opened(path: Path, key_file: Path, plan: Plan = PLAN) -> Ledger:
 
 def release(ledger: Ledger, round: int) -> None:
     attempt = ledger.plan_round(round, ["ann"])
-    total = np.random.default_rng(os.getpid()).integers(0, 100, 5)
-    nonce = int.from_bytes(total.tobytes()[:8] + os.urandom(8), "big")
-    ledger.record_aggregated(round, attempt, nonce)
-    ledger.record_released(round, attempt, total.tobytes())
+    ledger.record_aggregated(round, attempt, int.from_bytes(os.urandom(16), "big"))
+    ledger.record_released(round, attempt, os.urandom(40))
 
 
 def killed_after(
