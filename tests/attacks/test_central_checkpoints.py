@@ -114,6 +114,14 @@ def test_a_checkpoint_whose_noise_this_version_does_not_make_is_refused(tmp_path
         run.engine.load_checkpoint(path=tmp_path / "old", module=run.module, optimizer=run.optimizer)
 
 
+@pytest.mark.parametrize("digit", "0f")
+def test_any_other_run_without_a_record_is_a_warning(digit, monkeypatch):
+    accountant = Run(monkeypatch, key=NoiseKey.generate()).engine.accountant
+    with pytest.warns(UserWarning, match="record="):
+        accountant.load_state_dict(accountant.state_dict() | {"run": 32 * digit})
+    assert accountant.run == 32 * digit
+
+
 @pytest.mark.filterwarnings("ignore:nothing says whether rounds after")
 @pytest.mark.parametrize("other", [{"batch": 2}, {"size": 11}])
 def test_a_run_goes_on_with_the_epochs_that_it_began_with(other, tmp_path, monkeypatch):

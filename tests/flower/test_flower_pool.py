@@ -1,14 +1,12 @@
 """The node's side: sums of clipped updates, over exactly the users that were asked and are hosted."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode
 from flower_requests import NodeSum, read_train_reply
 from flower_runs import hosting
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
@@ -192,55 +190,12 @@ def mod_node(train) -> FakeNode:
     return FakeNode(app, config={"user-id": "ann"})
 
 
-def test_mod_turns_an_ordinary_train_function_into_a_clipped_update() -> None:
-    seen = {}
-
-    def train(message: Message, context) -> Message:
-        seen["round"] = message.content["config"]["server-round"]
-        model = message.content["arrays"].to_numpy_ndarrays()
-        content = {"arrays": ArrayRecord([model[0] + 2.0]), "metrics": MetricRecord({"num-examples": 17, "loss": 0.1})}
-        content["arrays"] = ArrayRecord({"w": Array(model[0] + np.float32(2))})
-        return Message(RecordDict(content), reply_to=message)
-
-    grid = FakeGrid({1: mod_node(train)})
-    result = ask(grid, 1, ("ann",))
-    assert seen == {"round": 1}
-    np.testing.assert_allclose(result.update, np.full(3, 1 / np.sqrt(3)), rtol=1e-6)
-
-
 @pytest.mark.parametrize(("mods", "users"), [([LocalDpMod(1.0, 1.0, 1.0, 1e-5)], ("ann",)), ([], ("ann", "bob"))])
 def test_mod_refuses_beside_another_privacy_mod_and_for_two_users(mods, users) -> None:
     """Whoever asks: the server does not, as the node has told it what it is."""
     app = ClientApp()
     app.train(mods=[clipped_update_mod, *mods])(lambda message, context: pytest.fail("nothing is trained"))
     assert isinstance(ask(FakeGrid({1: FakeNode(app, config={"user-id": "ann"})}), 1, users), str)
-
-
-def test_mod_sends_neither_metrics_nor_error_text() -> None:
-    arrived = []
-
-    def keep(request, reply):
-        arrived.append(reply)
-        return reply
-
-    def train(message: Message, context) -> Message:
-        metrics = MetricRecord({"num-examples": 17, "loss": 0.1})
-        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
-
-    node = mod_node(train)
-    node.tamper = keep
-    result = ask(FakeGrid({1: node}), 1, ("ann",))
-    assert isinstance(result, NodeSum)
-    assert not result.update.any()  # an update of zeros is an answer
-    assert result.answered == 1
-    assert not arrived[0].content.metric_records
-
-    def nan(message: Message, context) -> Message:
-        return Message(
-            RecordDict({"arrays": ArrayRecord({"w": Array(np.full(3, np.nan, np.float32))})}), reply_to=message
-        )
-
-    assert ask(FakeGrid({1: mod_node(nan)}), 1, ("ann",)) == "not finite"
 
 
 @pytest.mark.parametrize("kind", ["mod", "pool"])
@@ -274,22 +229,3 @@ def test_a_user_whose_training_raises_is_logged_by_where_and_without_the_text(ca
     assert f"failed with RuntimeError at {__file__}, line {line}" in caplog.text
     assert "4711" not in caplog.text
     assert "ann" not in caplog.text
-
-
-def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else() -> None:
-    silent = pool()
-    silent.tamper = lambda request, reply: None
-    stray = pool()
-
-    def misaddressed(request, reply):
-        reply.metadata.__dict__["_reply_to_message_id"] = "somebody-else's"
-        return reply
-
-    stray.tamper = misaddressed
-    task = TrainTask(
-        round=0, attempt=0, clipping=Clipping(clip_norm=1.0, grid=Lattice(STEP)), users=("ann",), layout=LAYOUT
-    )
-    grid = FakeGrid({1: silent, 2: stray, 3: pool()})
-    messages = [train_message(np.zeros(3, np.float32), ConfigRecord(), replace(task, node=i)) for i in (1, 2, 3, 4)]
-    replies = send_and_receive(grid, messages, timeout=0.05)
-    assert [reply is None for reply in replies] == [True, True, False, True]

@@ -59,6 +59,14 @@ def test_epsilon_of_a_part_is_said_with_its_condition_beside_that_of_the_plan(ca
     assert "ended before" in lines(caplog)[-1]
 
 
+def test_a_finished_run_that_is_started_again_says_that_it_trains_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for count in (0, 1):
+        make(ledger=tmp_path / "run.db").start(two_nodes(), record(np.zeros(SIZE)))
+        assert caplog.text.count("nothing is trained") == count
+
+
 def failing(code: int, reason: str):
     return lambda q, r: Message(Error(code=code, reason=reason), reply_to=q) if is_training(q) else r
 
@@ -99,18 +107,6 @@ def test_too_few_users_says_who_is_there_and_what_keeps_the_others(caplog: pytes
     with pytest.raises(IncompleteRunError):
         make(participation=participation, expected_users=9).start(grid, record(np.zeros(SIZE)))
     assert "round; 8" in caplog.text
-
-
-def test_what_is_waited_for_is_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    """ "0 of 2 nodes have not said yet which users they host", where a third user was missing."""
-    grid = FakeGrid({1: node(["ann"]), 2: node(["ben"])})
-    participation = Participation(rounds=2)
-    with pytest.raises(IncompleteRunError):
-        make(participation=participation, cohort_size=3, expected_users=2, patience=0.1).start(
-            grid, record(np.zeros(SIZE))
-        )
-    assert "said which" not in caplog.text
-    assert "2 may take part, of 3" in caplog.text
 
 
 def test_the_log_does_not_claim_what_is_not_done(caplog: pytest.LogCaptureFixture) -> None:

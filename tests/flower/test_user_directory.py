@@ -3,14 +3,12 @@
 import logging
 from collections.abc import Mapping
 
-import numpy as np
 import pytest
 from clock import Clock
 from fake_grid import FakeGrid, FakeNode
-from flower_runs import SIZE, hosting, make, names, node, two_nodes
+from flower_runs import hosting
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from shared import record
 
 import fedcgd_flower.users as module
 from fedcgd_flower import ClippedUpdateMod
@@ -230,13 +228,6 @@ def test_a_node_that_names_everybodys_users_is_named(caplog: pytest.LogCaptureFi
     grid.nodes[1] = pool("ann", "bob", name="silo0")  # a registered node keeps its own
     grid.nodes[8] = grid.nodes.pop(1)
     assert alone(directory.refresh(grid)) == {"ann": 8, "bob": 8}
-
-
-def test_the_run_that_it_stops_says_which_node_it_was() -> None:
-    grid = two_nodes()
-    grid.nodes[7] = node(names(12))
-    with pytest.raises(ValueError, match="12 users"):
-        make(patience=0).start(grid, record(np.zeros(SIZE)))
 
 
 @pytest.mark.parametrize("says_so", [1, 2])

@@ -9,14 +9,14 @@ import pytest
 from command_line import run
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
-from flower_runs import PLAN, one_user
+from flower_runs import PLAN, names, one_user
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make, node, opening_asked, two_nodes
 from shared import record
 from sql import edit
 
-from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd import BISR, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import export, released_model, verify
@@ -26,7 +26,7 @@ from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
 from fedcgd_flower.keepers.messages import _bounded
 from fedcgd_flower.keepers.transport import Transport, Waits
-from fedcgd_flower.messages import question_of
+from fedcgd_flower.noise_provider import question_of
 from fedcgd_flower.round import TrainingRounds
 
 SIZE = 6
@@ -211,14 +211,6 @@ def test_an_old_copy_of_a_keepers_record_spends_no_round(real: RealKeepers, tmp_
     assert real.make().start(real.grid(), record(np.zeros(SIZE))).complete
 
 
-def test_a_key_that_served_another_run_spends_no_round(real: RealKeepers, tmp_path: Path) -> None:
-    real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=1)
-    real.key, real.ledger = NoiseKey.from_file(tmp_path / "another.key", create=True), tmp_path / "another.db"
-    with pytest.raises(IncompleteRunError, match="served another"):
-        real.make().start(real.grid(), record(np.zeros(SIZE)))
-    assert openings(real) == ()
-
-
 def test_one_keeper_may_be_away_where_that_is_agreed(tmp_path: Path) -> None:
     real = RealKeepers(tmp_path, colluding=1, away=1, names=("k0", "k1", "k2", "k3"))
     grid = real.grid()
@@ -355,9 +347,7 @@ def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeeper
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mechanism": BandInvMF((1.0, 0.5))}, "nothing else is proven"),
         ({"participation": Participation(rounds=6, min_separation=3, sampling="balls-in-bins")}, "sampling 'none'"),
-        ({"noise_multiplier": 0.0}, "this plan has none"),
         ({"key": NoiseKey.generate()}, "simulated keepers go with a simulation key"),
     ],
 )
@@ -375,6 +365,16 @@ def test_a_node_with_keepers_sends_nothing_in_the_clear_and_one_without_cannot_t
     grid = two_nodes(None)
     with pytest.raises(IncompleteRunError):
         make(SIMULATED).start(grid, record(np.zeros(SIZE)), timeout=1)
+
+
+def test_a_run_with_just_enough_users_has_two_nodes_in_every_round_and_one_node_is_asked_nothing() -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users[:9]), 2: node(users[9:])})  # a user of node 2 in each of three rounds
+    assert make().start(grid, record(np.zeros(SIZE))).complete
+    grid = FakeGrid({1: node(users)})
+    with pytest.raises(IncompleteRunError, match="fewer than 2 nodes"):
+        make().start(grid, record(np.zeros(SIZE)))
+    assert not any(is_training(message) for message in grid.sent)
 
 
 def test_the_log_says_against_whom_epsilon_holds(caplog) -> None:

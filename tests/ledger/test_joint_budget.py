@@ -85,13 +85,13 @@ def test_two_runs_over_overlapping_people(tmp_path: Path, caplog: pytest.LogCapt
 
     # Enough, by a hair: everybody may take part, and the worst user's ε is what it is by hand.
     strategy, asked = run(two, names(4, 12), budget=budget(worst * (1 + 1e-6), one))
-    assert (asked, strategy.over_budget) == (set(names(4, 12)), 0)
+    assert (asked, strategy._last.selector.over_budget) == (set(names(4, 12)), 0)
     assert joint([one, two]).worst.planned.epsilon == pytest.approx(worst, rel=1e-6)
 
     # Less by a hair: whoever was in A is not asked, and nobody is above 8.
     with caplog.at_level(logging.INFO, "flwr"):
         strategy, asked = run(three, names(4, 16), budget=budget(worst * (1 - 1e-6), one))
-    assert (asked, strategy.over_budget) == (set(names(8, 16)), 4)
+    assert (asked, strategy._last.selector.over_budget) == (set(names(8, 16)), 4)
     said = [record.getMessage() for record in caplog.records if "joint budget" in record.getMessage()]
     assert len(said) == 1
     assert " 4 users" in said[0]
@@ -205,7 +205,7 @@ def test_a_sampled_run_after_others_is_joint_with_those_it_admitted_alone(tmp_pa
     """Whoever its budget refused was not in the draw: `joint` does not count it in."""
     one, two = recorded(tmp_path / "A.db", names(0, 8)), tmp_path / "B.db"
     strategy, asked = run(two, names(4, 40), plan=COINS, budget=budget(8.0, one), size=4)
-    assert strategy.over_budget == 4
+    assert strategy._last.selector.over_budget == 4
     assert asked
     assert asked.isdisjoint(names(0, 8))
     found = joint([one, two])

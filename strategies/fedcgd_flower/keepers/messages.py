@@ -32,7 +32,8 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.support.untrusted import conform, parse_json
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.layout import view
-from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, read_flat
+from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask, read_flat
+from fedcgd_flower.noise_provider import KEEPERS
 from fedcgd_flower.problems import RejectionReason
 
 

@@ -147,7 +147,7 @@ class Openings(ServerNoise):
         if len(members) < self._keepers.nodes:
             raise NoiseUnavailableError(
                 f"{plural(len(members), 'node has', 'nodes have')} answered, and the keepers' file says that a sum is of "
-                f"at least {self._keepers.nodes}: ask more users a round, or agree on another number with all parties"
+                f"at least {self._keepers.nodes}: connect others, or agree on another number with all parties"
             )
         agreement = terms.agreement
         requests = self._requests(terms, releases.count, attempt, members)
