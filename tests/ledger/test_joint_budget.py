@@ -422,14 +422,3 @@ def test_simulations_of_one_seed_share_their_draws(tmp_path: Path) -> None:
     with refused("nobody-may-take-part"):
         limit.admission(COINS, key=NoiseKey.simulation(1))
     assert not limit.admission(COINS, key=NoiseKey.simulation(2)).refused
-
-
-def test_a_user_who_left_out_an_earlier_run_is_charged_what_it_was_in(tmp_path: Path) -> None:
-    """Of three runs at 8 it was in the last two, 12.26 together, which a budget of 13 admits."""
-    one, two = recorded(tmp_path / "A.db", ["bob"]), recorded(tmp_path / "B.db", ["zoe"])
-    three, key = tmp_path / "C.db", NoiseKey.generate()
-    admission = budget(13, one, two).admission(PLAN, key=key)
-    assert admission.refused == frozenset()
-    with Ledger.open(three, plan=PLAN, configuration=admission.configuration, key=key) as ledger:
-        ledger.plan_round(0, ["zoe"])
-    assert joint([one, two, three]).problems == ()
