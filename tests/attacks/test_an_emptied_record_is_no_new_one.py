@@ -155,3 +155,12 @@ def test_a_key_is_not_made_beside_an_emptied_record(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="used with"):
         NoiseKey.from_file(tmp_path / "noise.key", create=True)
     assert not (tmp_path / "noise.key").exists()
+
+
+def test_a_key_file_of_raw_bytes_is_not_quoted(tmp_path: Path) -> None:
+    """The error used to carry the key: `UnicodeDecodeError.object`."""
+    (tmp_path / "noise.key").write_bytes(bytes(range(120, 152)))
+    (tmp_path / "noise.key").chmod(0o600)
+    with pytest.raises(ValueError, match="64 hexadecimal") as refused:
+        NoiseKey.from_file(tmp_path / "noise.key")
+    assert not isinstance(refused.value, UnicodeError)

@@ -536,6 +536,9 @@ def test_a_new_key_that_another_process_found_stays(path, tmp_path):
     assert (tmp_path / "key").exists()
 
 
-def test_a_folder_is_no_ledger(tmp_path):
+def test_a_folder_or_the_file_of_the_keys_runs_is_no_ledger(tmp_path):
+    """Each of the two waited for the other's lock, for a minute."""
     with pytest.raises(ValueError, match="folder"):
         opened(tmp_path)
+    with refused("ledger-is-the-register"):
+        opened(tmp_path / "noise.key.runs", key=NoiseKey.from_file(tmp_path / "noise.key", create=True))

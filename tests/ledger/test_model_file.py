@@ -282,3 +282,4 @@ def test_the_arrays_come_back_by_name_before_and_after_the_seal(path: Path) -> N
         np.testing.assert_array_equal(found["half"], flat[7:9] + 1)
         np.testing.assert_array_equal(found["norm.running_var"], [0, 2])  # noise had made it negative
     assert ".npz" in run("ledger", "model", path, "model.pt").stderr
+    assert run("ledger", "model", path, path / "no" / "folder.npz").exit_code == 2
