@@ -367,6 +367,13 @@ def test_wrong_types_are_named_and_no_key_shows(inner, plan, key, words: str) ->
     assert "0123" not in str(refused.value)
 
 
+def test_as_many_users_are_waited_for_as_their_participations_ask_for() -> None:
+    once = Participation(rounds=6, min_separation=1, max_participations=1)  # 6 rounds of 4, each user once
+    with pytest.raises(ValueError, match="24 users"):
+        make(participation=once).start(two_nodes(23), record(np.zeros(SIZE)))
+    assert make(participation=once).start(two_nodes(24), record(np.zeros(SIZE))).complete
+
+
 def test_the_key_never_shows(caplog: pytest.LogCaptureFixture) -> None:
     grid = two_nodes()
     strategy = make()
