@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fake_grid import FakeGrid, is_training
 from flower_runs import KEY, PLAN, SIZE, STEP, UPDATE, asked_users, hosting, make, names, node, on_the_grid, two_nodes
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord
 from flwr.server import strategy as legacy
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -383,19 +383,6 @@ def test_the_key_never_shows(caplog: pytest.LogCaptureFixture) -> None:
     for secret in (KEY.noise, KEY.choices):
         for form in (secret.hex(), repr(secret), str(int.from_bytes(secret, "big"))):
             assert form not in shown
-
-
-def test_client_metrics_are_neither_asked_for_nor_averaged() -> None:
-    def evaluated(message: Message, context) -> Message:
-        return Message(RecordDict({"m": MetricRecord({"num-examples": 3, "acc": 0.5})}), reply_to=message)
-
-    grid = two_nodes()
-    for fake in grid.nodes.values():
-        fake.app.evaluate()(evaluated)
-    assert not make().start(grid, record(np.zeros(SIZE)), num_rounds=1).evaluate_metrics_clientapp
-    assert not [message for message in grid.sent if message.metadata.message_type == "evaluate"]
-    request = Message(RecordDict(), dst_node_id=1, message_type="evaluate")
-    assert make().aggregate_evaluate(1, [evaluated(request, None)]) is None  # not even of replies that nobody asked for
 
 
 def test_who_waits_for_users_is_told_for_whom_at_once(
