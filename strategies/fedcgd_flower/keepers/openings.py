@@ -34,7 +34,6 @@ from fedcgd_flower.flower_private import log, log_warning
 from fedcgd_flower.keepers.messages import Masking, read_masked_reply
 from fedcgd_flower.keepers.transport import Transport, transport_of
 from fedcgd_flower.noise_provider import NoiseParties, NoiseUnavailableError, Replies, Results, ServerNoise, Sums
-from fedcgd_flower.users import node_name
 
 _MOST_SPENT = (
     3  # rounds in a row: a node or keeper that spoils sums does not mend itself, and each costs its users a turn
@@ -192,7 +191,8 @@ class Openings(ServerNoise):
         if bad:
             self._check_always = True
             named = {node.node_id: node.name for node in grid.get_nodes()}
-            who = ", ".join(node_name(members[i][1], named.get(members[i][1], "")) for i in sorted(bad))
+            ids = [members[i][1] for i in sorted(bad)]
+            who = ", ".join(named.get(node_id) or f"node {node_id}" for node_id in ids)
             log_warning(
                 f"{len(bad)} of {len(members)} nodes cannot be opened, because they see another keepers.toml, or cheat; "
                 f"they are left out: {who}"
