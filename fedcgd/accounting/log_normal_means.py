@@ -62,7 +62,7 @@ def log_normal_mean(kinds: Sequence[tuple[float, int]], least: float) -> Ratio:
             part = Ratio(np.array([0.0, count]), np.array([0.0, 1.0]), 0.0)
         variance += count * math.expm1(mu * mu)
         whole = part if whole is None else _sum(whole, part, variance, least / _COMBINATIONS)
-    assert whole is not None
+    assert whole is not None  # noqa: S101
     return Ratio(whole.values / total, whole.chances, whole.infinite / total)
 
 
@@ -93,7 +93,7 @@ def _times(one: Ratio, variance: float, count: int, least: float) -> Ratio:
         if count >> bit & 1:
             done += 2**bit
             found = power if found is None else _sum(found, power, done * variance, least)
-    assert found is not None
+    assert found is not None  # noqa: S101
     return found
 
 

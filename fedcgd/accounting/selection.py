@@ -220,7 +220,7 @@ def _with_best_numbers(
     def sweep(*, sampled: bool) -> float:
         error = inf
         for at, parameter in enumerate(asked.open, len(asked.values)):
-            assert parameter.least is not None
+            assert parameter.least is not None  # noqa: S101
             least = parameter.least(values)
             curve = judge.curve(partial(with_value, at), parameter.symbol, least, sampled=sampled)
             values[at], error = best(curve), min(curve.values())
@@ -241,7 +241,7 @@ def _with_best_bands(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
 
     Those whose C the sampling does not cover, because entries are negative, are left out.
     """
-    numbers = power_bandwidths(judge.participation.spacing, 1)
+    numbers = power_bandwidths(judge.participation.spacing)
     quiet, found = replace(judge, progress=None), {}
     for count, p in enumerate(numbers, 1):
         if judge.progress is not None:

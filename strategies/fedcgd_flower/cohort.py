@@ -318,8 +318,8 @@ class CohortSelector:
     def _budget_spent(self) -> str:
         """What earlier runs and this plan cost those who are refused, and what helps."""
         budget, admission = self._settings.budget, self.admission
-        assert budget is not None
-        assert admission is not None
+        assert budget is not None  # noqa: S101
+        assert admission is not None  # noqa: S101
         cost = rounded_up(admission.full_cost)
         return (
             f"This plan and the earlier runs that refused users were in would cost up to ε = {cost} together at δ = "

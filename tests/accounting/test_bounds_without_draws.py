@@ -6,16 +6,12 @@ import math
 import numpy as np
 import pytest
 from oracles_b_min_sep import deltas, patterns
+from oracles_mechanisms import toeplitz
 
 from fedcgd import BSR, DPSGD, BandedToeplitz, LambdaCGD, Participation, calibrate
 from fedcgd.accounting import PastRun, accountant, compose
 from fedcgd.accounting.bounds import largest_singular_value
 from fedcgd.accounting.random_participation.columns import columns_of
-
-
-def toeplitz(coefficients, rounds: int) -> np.ndarray:
-    padded = [*coefficients, *[0.0] * rounds][:rounds]
-    return np.array([[padded[i - j] if i >= j else 0.0 for j in range(rounds)] for i in range(rounds)])
 
 
 def coins(rounds: int, apart: int, rate: float, *, warm: bool) -> Participation:

@@ -17,8 +17,7 @@ from fedcgd.accounting.sampled import OneOf
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import BandedToeplitz, Mechanism, matrix
 from fedcgd.optimisation import catalogue
-from fedcgd.participation.cohorts import cohort, rounds_of
-from fedcgd.participation.history import History
+from fedcgd.participation.cohorts import rounds_of
 
 
 def epochs(number: int, rounds: int) -> Participation:
@@ -131,16 +130,6 @@ def test_an_epoch_of_which_a_part_is_out_by_quadrature(
     assert truth * (1 - 2e-3) <= found <= truth * 1.02 + 1e-9
 
 
-def test_rounds_of_an_epoch_cost_little_by_little() -> None:
-    run = accountant(DPSGD(), epochs(3, 10))
-
-    def spent(released: int) -> float:
-        return run.epsilon(noise_multiplier=1.0, delta=1e-5, released=released).epsilon
-
-    assert spent(1) < spent(5) < spent(10) < spent(11) < spent(20) < spent(30)
-    assert math.isclose(spent(20), accountant(DPSGD(), epochs(2, 10)).epsilon(noise_multiplier=1.0, delta=1e-5).epsilon)
-
-
 def test_a_tiny_delta_is_found_where_losses_beyond_the_grid_would_be_larger() -> None:
     run = accountant(DPSGD(), epochs(2, 5))
     found = run.delta(noise_multiplier=1.0, epsilon=20.0).delta
@@ -201,8 +190,3 @@ def test_each_user_draws_one_round_of_each_epoch_anew() -> None:
     pairs = np.zeros((4, 4))
     np.add.at(pairs, (drawn[:, 0] % 4, drawn[:, 1] % 4), 1)
     assert np.all(np.abs(pairs - 250) < 5 * math.sqrt(250))  # uniform, and the second tells nothing of the first
-    history = History()
-    for t in range(12):
-        chosen = cohort(run, t, users[:500], history, cohort_size=1000, key=key)
-        assert chosen == sorted(user for user, rounds in zip(users[:500], drawn[:500], strict=True) if t in rounds)
-        history = history.with_round(t, chosen)

@@ -16,7 +16,6 @@ from plans import make_plan
 
 from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.keepers import Keeper, KeeperKey, Keepers, NodeParticipations
-from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger
 
 PLAN = make_plan(DPSGD(), Participation(rounds=6))
@@ -154,26 +153,6 @@ def test_a_group_of_ones_own_is_nobody_else(folder: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
         with nullcontext() if admitted else pytest.raises(ValueError, match="mode 0770"):
             a_run(folder)
-
-
-def test_key_and_record_are_made_together(tmp_path: Path) -> None:
-    """Nobody sees a key without a record, or a record without its first line."""
-    NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    KeeperKey.from_file(tmp_path / "keeper.key", create=True)
-    names = set()
-    for name in ("noise.key", "keeper.key"):
-        (record,) = (tmp_path / f"{name}{end}" for end in (".runs", ".record") if (tmp_path / f"{name}{end}").exists())
-        assert record.stat().st_mode & 0o777 == 0o600
-        with closing(sqlite3.connect(record)) as connection:
-            [(first,)] = connection.execute("SELECT name FROM record")
-        assert first in (tmp_path / name).read_text()
-        names.add(first)
-    assert len(names) == 2
-    assert read(record_file(tmp_path / "keeper.key")).openings == ()
-    # A later key of the register goes on with it: it remembers the runs of the key before.
-    (tmp_path / "noise.key").unlink()
-    NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    assert names & set((tmp_path / "noise.key").read_text().replace(",", "").split())
 
 
 def test_a_key_is_not_made_beside_an_emptied_record(tmp_path: Path) -> None:

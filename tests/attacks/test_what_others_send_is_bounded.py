@@ -223,6 +223,10 @@ EDITED: dict[str, tuple[str, list[str]]] = {
     ]),
     "anything": (OTHER, ["DROP TABLE users", "CREATE TABLE users (id, user, participations, last_round)"]),
     "a bomb": ("more than", [f"UPDATE attempts SET users = x'{zlib.compress(bytes(2**28), 9).hex()}' WHERE round = 1"]),
+    "a cut cohort": ("a cohort on record cannot be unpacked", ["UPDATE attempts SET users = x'00'"]),
+    "no plan": ("a plan has no 'mechanism'", ["UPDATE run SET plan = '{}'"]),
+    "half a plan": ("the plan on record is no JSON: Expecting property name", ["UPDATE run SET plan = '{'"]),
+    "a list": ("the plan on record is [], and must be a JSON object", ["UPDATE run SET plan = '[]'"]),
     # As bytes written into the file by hand put them there, past what the table allows.
     "another type": ("it is damaged", [
         "PRAGMA ignore_check_constraints = ON", "UPDATE attempts SET users = 1000000000, nonce = 'x' WHERE round = 1",

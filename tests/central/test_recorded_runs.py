@@ -6,21 +6,19 @@ import sys
 import numpy as np
 import pytest
 import torch
+from plans import make_plan
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.central import PrivateGradient, releases
 from fedcgd.ledger import export, verify
 from fedcgd.ledger.registry import Registry
 from fedcgd.release import RunNoise
 
 ROUNDS = 6
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5), participation=Participation(rounds=ROUNDS, min_separation=3), clip_norm=0.3,
-    noise_multiplier=0.7, delta=1e-3,
-)  # fmt: skip
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=ROUNDS, min_separation=3), clip_norm=0.3, noise_multiplier=0.7)
 KEY = bytes(range(32))
 
 

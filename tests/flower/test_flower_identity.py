@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_grid import FakeGrid
 from flower_runs import node
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 from shared import record
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
@@ -49,6 +49,7 @@ def test_a_scheduled_rate_falls_from_round_to_round_and_stays_as_a_setting() -> 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
+        (FedAvg(), FedAdam(), "strategy: FedAvg → FedAdam"),
         (Warm(warmup=3), Warm(warmup=4), "warmup: 3 → 4"),
         (Warm(), Warm(betas=(0.9, 0.9)), r"betas: \[0.9, 0.99\] → \[0.9, 0.9\]"),
         (
@@ -80,6 +81,7 @@ def test_what_is_kept_of_flowers_and_of_ones_own() -> None:
         "warmup": 3,
         "betas": [0.9, 0.99],
     }
+    assert settings(FedProx(proximal_mu=0.1))["training"] == {"proximal_mu": 0.1}
     wrong = FedAvg()
     for value, words in (
         (("lr",), "training_settings of FedAvg names 'lr', which it does not have"),

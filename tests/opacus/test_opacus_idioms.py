@@ -6,7 +6,6 @@ import pytest
 import torch
 from central_runs import MODES, Run, examples, network
 from opacus import PrivacyEngine
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
@@ -232,22 +231,11 @@ def test_overwriting_a_layers_output_is_refused_with_the_remedy(where, monkeypat
             run.train()
 
 
-@pytest.mark.filterwarnings("ignore:Secure RNG")
-def test_the_length_of_a_loader_of_physical_batches_is_opacus():
+def test_the_length_of_a_loader_of_physical_batches_is_opacus(monkeypatch):
     """60 examples in batches of 12, at most 5 at once: ⌈5 · 12 / 5⌉."""
-
-    def length(engine, **more):
-        model = network()
-        _, optimizer, loader = engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=1.0,
-            data_loader=DataLoader(examples(60), batch_size=12), **more,
-        )  # fmt: skip
-        with BatchMemoryManager(data_loader=loader, max_physical_batch_size=5, optimizer=optimizer) as batches:
-            return len(batches)
-
-    ours = {"mechanism": "dp-sgd", "epochs": 1, "target_delta": 1e-3}
-    theirs = length(PrivacyEngine(), poisson_sampling=False)
-    assert length(CorrelatedPrivacyEngine(NoiseKey.simulation(0)), sampling="none", **ours) == theirs == 12
+    run = Run(monkeypatch, size=60, batch=12)
+    with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=5, optimizer=run.optimizer) as batches:
+        assert len(batches) == 12
 
 
 def test_the_same_batch_after_running_out_of_memory(monkeypatch):
@@ -390,10 +378,3 @@ def test_copies_of_one_example_may_act_on_each_other_but_not_on_other_examples(m
         else:
             run.step(batch)
             assert run.released == 1
-
-
-def test_a_model_of_several_processes_inside_another_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_: None)
-    model = DifferentiallyPrivateDistributedDataParallel(network())
-    with pytest.raises(TypeError, match="nothing would"):
-        Run(monkeypatch, model=nn.Sequential(model))

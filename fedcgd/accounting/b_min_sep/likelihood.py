@@ -123,7 +123,7 @@ def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMin
                 nearest, best = gap, replace(found, gap=gap)
         if nearest <= _CHAINS.gap[0]:
             break
-    assert best is not None  # one of the grids is there, however far its bounds are from each other
+    assert best is not None  # one of the grids is there, however far its bounds are from each other  # noqa: S101
     return best
 
 
