@@ -78,10 +78,11 @@ class Openings(ServerNoise):
     @property
     def gives_up(self) -> str:  # type: ignore[override]
         """Why no further round is tried; "" while there is no reason."""
-        last = self._ledger.openings()[-_MOST_SPENT:]
-        if len(last) < _MOST_SPENT or any(opened.state != "spent" for opened in last):
-            return ""
-        return f"{_MOST_SPENT} rounds in a row are consumed without a release, and each costs its users a participation"
+        last = [opened.state for opened in self._ledger.openings()[-_MOST_SPENT:]]
+        reason = (
+            f"{_MOST_SPENT} rounds in a row are consumed without a release, and each costs its users a participation"
+        )
+        return reason if last == ["spent"] * _MOST_SPENT else ""
 
     advice = (
         "find out why: the keepers' logs say what they refused. If the sums are too long, a node runs other code than the others "
