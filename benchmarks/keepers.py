@@ -22,7 +22,7 @@ from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from fedcgd import LambdaCGD, Participation, Plan
 from fedcgd.keepers import Keeper, Keepers, Masked, Opening, add, agree, lifted, mask
-from fedcgd.keepers.cards import SEALED_BYTES, KeeperKey
+from fedcgd.keepers.identities import SEALED_BYTES, KeeperKey
 from fedcgd.keepers.keeper import share_terms
 from fedcgd.keepers.masks import TICKET_BYTES, residues_of, subtract_masks
 from fedcgd.noise import NoiseStream

@@ -10,7 +10,7 @@ from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.support.html import table

@@ -13,7 +13,7 @@ from notebooks import IN_COLAB, colab, notebook
 
 from fedcgd import __version__
 from fedcgd.cli import app
-from fedcgd.optimisation.catalogue import TABLE, Row
+from fedcgd.optimisation.table import TABLE, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Progress
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION, Bound, Proof, rounded_down, rounded_up
 from fedcgd.accounting.random_participation import monte_carlo
 from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.sampled import Sampled
+from fedcgd.accounting.tolerances import TOLERANCES
 
 
 class SampledAccountant(Accountant):
@@ -84,7 +84,7 @@ class SampledAccountant(Accountant):
         It is what was proven of σ: finding ε takes other draws, or another grid, and says a little more.
         """
         target = float(rounded_down(found.value, 2))  # an ε that people calibrate for
-        asked = EFFORT.answers
+        asked = TOLERANCES.answers
         near = 0 < target < found.value < target * asked.near_budget and target <= asked.largest_budget
         if released < self.participation.rounds or not near:
             return found

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import scipy
 
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import Bound, Proof
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms import Mechanism
 from fedcgd.native.threads import one_thread
 from fedcgd.participation import Participation
 from fedcgd.support import cache
 
-LONG = EFFORT.answers.kept_after
+LONG = TOLERANCES.answers.kept_after
 _CODE = ("accounting", "mechanisms", "participation")  # packages that an answer follows from
 
 
@@ -51,7 +51,9 @@ def answer(
 @lru_cache(maxsize=8)
 def _description(mechanism: Mechanism) -> str | None:
     """A digest of the mechanism; None for one of the user's own, which has no description."""
-    from fedcgd.optimisation.catalogue import describe  # not for everybody who asks for an ε: it brings the optimisers
+    from fedcgd.optimisation.mechanism_json import (
+        describe,  # not for everybody who asks for an ε: it brings the optimisers
+    )
 
     try:
         return cache.digest(json.dumps(describe(mechanism), sort_keys=True))

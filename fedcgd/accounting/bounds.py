@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.sampled import Coin, OneOf, Sampled
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.mechanism import Vector
 
@@ -33,7 +33,7 @@ def largest_singular_value(mechanism: Mechanism, columns: Columns) -> float:
     For every x > 0 it is at most √max_t (CᵀCx)_t/x_t (Collatz and Wielandt), here of a few x; of a Toeplitz C also Σ_u c_u.
     """
     x, least = np.ones((columns.rounds, 1)), math.inf
-    for _ in range(EFFORT.answers.norm_iterations):
+    for _ in range(TOLERANCES.answers.norm_iterations):
         image = columns.adjoint(columns.forward(x))
         least = min(least, float((image / x).max()))
         x = image / image.max() + 1e-9  # no entry vanishes

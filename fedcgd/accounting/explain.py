@@ -7,7 +7,7 @@ from fedcgd.accounting.coverage import column_norm, most_bands
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.optimisation.catalogue import describe
+from fedcgd.optimisation.mechanism_json import describe
 from fedcgd.participation import Participation
 from fedcgd.support.numbers import as_clip_norm
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.losses import GridLoss
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Vector
 
 _COMBINATIONS = 64  # more than there are sums of two
@@ -62,7 +62,7 @@ def log_normal_mean(kinds: Sequence[tuple[float, int]], least: float) -> Ratio:
             part = Ratio(np.array([0.0, count]), np.array([0.0, 1.0]), 0.0)
         variance += count * math.expm1(mu * mu)
         whole = part if whole is None else _sum(whole, part, variance, least / _COMBINATIONS)
-    assert whole is not None
+    assert whole is not None  # noqa: S101
     return Ratio(whole.values / total, whole.chances, whole.infinite / total)
 
 
@@ -93,7 +93,7 @@ def _times(one: Ratio, variance: float, count: int, least: float) -> Ratio:
         if count >> bit & 1:
             done += 2**bit
             found = power if found is None else _sum(found, power, done * variance, least)
-    assert found is not None
+    assert found is not None  # noqa: S101
     return found
 
 
@@ -105,7 +105,7 @@ def _sum(one: Ratio, two: Ratio, variance: float, least: float) -> Ratio:
     )
     grid = np.concatenate([[0.0], grid])
     chances = np.zeros(len(grid))
-    rows = max(1, EFFORT.memory.sums // len(two.values))
+    rows = max(1, TOLERANCES.memory.sums // len(two.values))
     for start in range(0, len(one.values), rows):
         part = slice(start, start + rows)
         values = np.add.outer(one.values[part], two.values).ravel()
@@ -146,7 +146,9 @@ def _nodes(low: float, high: float, mean: float, deviation: float) -> Vector:
     def side(length: float) -> Vector:
         points = [0.0]
         while points[-1] < length:
-            points.append(points[-1] + min(EFFORT.ratios.widest, EFFORT.ratios.fine * max(deviation, points[-1])))
+            points.append(
+                points[-1] + min(TOLERANCES.ratios.widest, TOLERANCES.ratios.fine * max(deviation, points[-1]))
+            )
         return np.array(points)
 
     down, up = side(math.log(mean / low)), side(math.log(high / mean))

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq, minimize_scalar
 
-from fedcgd.accounting.effort import EFFORT
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Vector
 
-_OUTSIDE, _LONGEST = EFFORT.ratios.outside, EFFORT.memory.matrix
+_OUTSIDE, _LONGEST = TOLERANCES.ratios.outside, TOLERANCES.memory.matrix
 
 _UNIT = 2.0**-53
 _STAGE = (

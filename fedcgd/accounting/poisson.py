@@ -33,7 +33,7 @@ class PoissonAccountant(SampledAccountant):
 
     def laws(self, released: int) -> tuple[Sampled, ...]:
         rate = self.participation.sampling_rate
-        assert rate is not None
+        assert rate is not None  # noqa: S101
         coin = Coin(rate, column_norm(self.mechanism, self.participation))
         return (Sampled(((coin, self._eligible(released)),), METHOD),)
 

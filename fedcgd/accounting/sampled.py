@@ -14,13 +14,13 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.accounting.log_normal_means import log_normal_mean
 from fedcgd.accounting.losses import Composition, GridLoss
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Vector
 
-_GRID = EFFORT.losses
+_GRID = TOLERANCES.losses
 
 LARGEST_MULTIPLIER = 1e6
 """σ over the norm beyond which amplification is left out: δ of one release is a difference that loses so many digits."""
@@ -239,7 +239,7 @@ class Sampled:
         span = sum(release.span(sigma, times, least) for release, times in self.releases)
         # The loss of a release must be told from none: that of many, each far below the step, would count several times.
         finest = min(release.spread(sigma) for release, _ in self.releases) / _GRID.per_spread
-        return max(min(coarser * _step(epsilon), finest), span / EFFORT.memory.cells)
+        return max(min(coarser * _step(epsilon), finest), span / TOLERANCES.memory.cells)
 
     @property
     def chance(self) -> float:

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.by_sampling import accountant
-from fedcgd.accounting.effort import EFFORT
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -21,7 +21,7 @@ from fedcgd.participation.samplings import Law
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss
 
-_CHOICE = EFFORT.choice
+_CHOICE = TOLERANCES.choice
 
 _TIE = 1e-12  # relative; rounding makes no number better than a smaller one
 

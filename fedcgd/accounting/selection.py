@@ -11,12 +11,12 @@ from typing import Literal, get_args
 
 from fedcgd.accounting.by_sampling import accountant
 from fedcgd.accounting.coverage import NegativeEntryError, most_bands, nothing_to_choose
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.search import Judge, best, iterations
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.mechanisms.workload import Objective as ErrorKind
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, table
 from fedcgd.optimisation.bands import power_bandwidths
 from fedcgd.optimisation.damping import DAMPED, damped
 from fedcgd.participation import Participation
@@ -184,7 +184,7 @@ def _chosen(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
             progress=judge.progress,
         )
         return _mechanism(chosen.lam, asked.normalized)
-    if asked.open[:1] == (catalogue.BANDS,):
+    if asked.open[:1] == (table.BANDS,):
         return _with_best_bands(asked, judge)
 
     progress = iterations(judge.progress) if judge.progress else None
@@ -220,14 +220,14 @@ def _with_best_numbers(
     def sweep(*, sampled: bool) -> float:
         error = inf
         for at, parameter in enumerate(asked.open, len(asked.values)):
-            assert parameter.least is not None
+            assert parameter.least is not None  # noqa: S101
             least = parameter.least(values)
             curve = judge.curve(partial(with_value, at), parameter.symbol, least, sampled=sampled)
             values[at], error = best(curve), min(curve.values())
         return error
 
     if len(asked.open) > 1:
-        error, (sweeps, settled) = inf, EFFORT.choice.sweeps
+        error, (sweeps, settled) = inf, TOLERANCES.choice.sweeps
         for _ in range(sweeps):
             before, error = error, sweep(sampled=False)
             if error > before * (1 - settled):
@@ -241,7 +241,7 @@ def _with_best_bands(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
 
     Those whose C the sampling does not cover, because entries are negative, are left out.
     """
-    numbers = power_bandwidths(judge.participation.spacing, 1)
+    numbers = power_bandwidths(judge.participation.spacing)
     quiet, found = replace(judge, progress=None), {}
     for count, p in enumerate(numbers, 1):
         if judge.progress is not None:

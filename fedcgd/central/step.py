@@ -140,7 +140,7 @@ class PrivateGradient:
         if released is None:
             self._round = self._releases.count
             released = self._release(trained)
-        assert released is not None
+        assert released is not None  # noqa: S101
         mean = released.to(torch.float64) * self._scale
         for p, part in zip(trained.values(), torch.split(mean, self._sizes), strict=True):
             p.grad = as_spread(part.view(p.shape).to(p.dtype), p)

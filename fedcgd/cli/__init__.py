@@ -10,7 +10,7 @@ from fedcgd import __version__
 from fedcgd.cli.commands import COMMANDS, KEEPER_COMMANDS, LEDGER_COMMANDS
 from fedcgd.cli.declare import command
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
-from fedcgd.optimisation.catalogue import TABLE
+from fedcgd.optimisation.table import TABLE
 
 
 def _commands(table: dict[str, tuple[type, str]]) -> dict[str, CarefulCommand]:

@@ -23,7 +23,8 @@ from fedcgd.cli.printing import (
     status,
 )
 from fedcgd.cli.usage import in_options
-from fedcgd.optimisation.catalogue import LAMBDA, MechanismSpec, spelling_of
+from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
+from fedcgd.optimisation.table import LAMBDA
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import gradient_norm
 

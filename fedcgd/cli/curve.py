@@ -14,7 +14,8 @@ from fedcgd.cli.printing import (
 )
 from fedcgd.mechanisms import Mechanism
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of, write_mechanism
+from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
+from fedcgd.optimisation.mechanism_json import write_mechanism
 from fedcgd.quadratic import Quadratic, Spectrum
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from fedcgd.cli.commands import (
 from fedcgd.cli.printing import console, key_value_table, note, print_json, printed
 from fedcgd.cli.usage import Exit
 from fedcgd.keepers.agreement import EVALUATION, Kind
-from fedcgd.keepers.cards import KeeperKey, Keepers, check_name, host_and_port
+from fedcgd.keepers.identities import KeeperKey, Keepers, check_name, host_and_port
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.service import KeeperService
 from fedcgd.keepers.tls import Tls

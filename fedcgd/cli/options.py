@@ -14,8 +14,9 @@ from fedcgd.cli.declare import Option
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Objective, Workload
-from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism, spelling_of
+from fedcgd.optimisation.catalogue import MechanismSpec, mechanism, spelling_of
 from fedcgd.optimisation.damping import DAMPED, damping
+from fedcgd.optimisation.table import TABLE
 from fedcgd.participation import SAMPLINGS, Participation
 from fedcgd.quadratic import Quadratic, Spectrum
 

@@ -17,6 +17,7 @@ from fedcgd.planning import (
     PlannedRecipe,
     PlanningProblem,
     RehearsedRecipe,
+    as_command,
     as_python,
     as_run_config,
     expectation,
@@ -208,7 +209,7 @@ def show(ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: 
         (f"{which} as Python:", as_python(chosen, question, clip_norm=clip_norm)),
         (
             f"The same for the simulation app, with a task of {question.users} users:",
-            f"flwr run simulations --stream --run-config '{as_run_config(chosen, question, clip_norm=clip_norm)}'",
+            as_command(chosen, question, clip_norm=clip_norm),
         ),
     ):
         console.print(f"\n[bold]{title}[/bold]")

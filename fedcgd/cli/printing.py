@@ -20,7 +20,7 @@ from fedcgd.cli.usage import Terminal, complaints
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.optimisation.catalogue import describe
+from fedcgd.optimisation.mechanism_json import describe
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.loss import final_loss

@@ -7,7 +7,7 @@ that every sealed seed is bound to (`agreement`). Nothing here knows how message
 """
 
 from fedcgd.keepers.agreement import EVALUATION, TRAINING, Agreement, Kind, Sums, agree, sums_of
-from fedcgd.keepers.cards import Card, KeeperKey, Keepers
+from fedcgd.keepers.identities import Card, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Keeper, Opening, Refusal, RefusedError
 from fedcgd.keepers.masks import Masked, add, lifted, mask
 from fedcgd.keepers.participations import NodeParticipations

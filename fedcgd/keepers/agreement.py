@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedcgd.accounting.shares import NoiseShares, check_rounding
-from fedcgd.keepers.cards import SUITE_NAME, Keepers
+from fedcgd.keepers.identities import SUITE_NAME, Keepers
 from fedcgd.ledger.verification import with_evaluations
 from fedcgd.mechanisms import Mechanism, Normalized, Toeplitz
 from fedcgd.noise import STREAM

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from fedcgd.keepers.agreement import Agreement
-from fedcgd.keepers.cards import Card, KeeperKey, Keepers
+from fedcgd.keepers.identities import Card, KeeperKey, Keepers
 from fedcgd.keepers.masks import SEED_BYTES, TICKET_BYTES, Residues, residues_of, subtract_masks
 from fedcgd.keepers.record import AskedOpening, Opened, Record, RefusedError, record_file
 from fedcgd.mechanisms import Mechanism

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.keepers.agreement import Agreement
-from fedcgd.keepers.cards import KeeperKey, Keepers, host_and_port
+from fedcgd.keepers.identities import KeeperKey, Keepers, host_and_port
 from fedcgd.keepers.keeper import Keeper, Opening, Refusal
 from fedcgd.keepers.masks import Residues
 from fedcgd.keepers.tls import Tls

@@ -14,7 +14,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 
 from fedcgd.keepers.agreement import Agreement, Kind
-from fedcgd.keepers.cards import SEALED_BYTES, KeeperKey, Keepers
+from fedcgd.keepers.identities import SEALED_BYTES, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Opening, Refusal
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
 from fedcgd.support.untrusted import MalformedError, parse_json

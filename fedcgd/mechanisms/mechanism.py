@@ -4,7 +4,7 @@ The server releases x̂_t = x_t + ζσ·(C⁻¹Z)_t, which is a post-processing 
 counted from 0 here, so that round t is row t of C.
 
 To add a mechanism, write its class in a file of this folder (`lambda_cgd.py` is the shortest) and its row in the table of
-`fedcgd.optimisation.catalogue`, which everything else reads.
+`fedcgd.optimisation.table`, which everything else reads.
 """
 
 from abc import ABC, abstractmethod

@@ -193,7 +193,7 @@ class NoiseKey:
 
     @property
     def sealing(self) -> bytes:
-        """32 bytes that a keeper's private key is made of (`fedcgd.keepers.cards`)."""
+        """32 bytes that a keeper's private key is made of (`fedcgd.keepers.identities`)."""
         return self._derive("sealing", "")
 
     def noise_of(self, stream_id: str) -> bytes:

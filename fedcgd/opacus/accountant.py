@@ -82,8 +82,7 @@ class RunAccountant(IAccountant):  # type: ignore[misc]
         state["epoch"] = self._epoch
         state["nonces"] = [f"{nonce:032x}" for nonce in nonces]
         state["history"], state["mechanism"] = self.history, self.mechanism()
-        if self.assumed_independent is not None:
-            state["assumed independent"] = self.assumed_independent
+        state["assumed independent"] = self.assumed_independent
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -136,7 +136,7 @@ class BatchCollation:
         return batch
 
 
-def cut_to_nothing(batch: Any, batch_first: bool = True) -> Any:
+def cut_to_nothing(batch: Any, batch_first: bool) -> Any:
     """`batch`, of one example, without it: tensors of no rows, lists and tuples of none of its values, by the same names.
 
     What is of another kind stays: its row would be one that no round has, and the step refuses it.

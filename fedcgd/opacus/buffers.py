@@ -22,7 +22,7 @@ class FirstBuffers:
 
     def watch(self, called: nn.Module) -> list[RemovableHandle]:
         """Put them back when `called` (the module, or a wrapper around it) returns or raises, until the handles are removed."""
-        assert self._module is not None
+        assert self._module is not None  # noqa: S101
         return [
             called.register_forward_pre_hook(self._note),
             called.register_forward_hook(self._put_back, always_call=True),

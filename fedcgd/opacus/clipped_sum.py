@@ -140,7 +140,6 @@ def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float
         clip_norm: ζ, of all parameters together.
         grid: what totals are in steps of; None without noise.
     """
-    rows = [one.float() if isinstance(one, Tensor) and one.dtype.itemsize < 4 else one for one in rows]
     parts = [one if isinstance(one, Tensor) else one.norms()[:, None] for one in rows]
     scales = clip_factors(parts, clip_norm * (1 - MARGIN)) / (1.0 if grid is None else grid.step)
     for total, one in zip(totals, rows, strict=True):

@@ -530,7 +530,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 "noise_generator is a seed, and the noise comes from the engine's key: for a test make the engine with "
                 "NoiseKey.simulation(seed), a simulation, and leave noise_generator out or give it as well"
             )
-        seed = torch.randint(2**62, (1,), generator=noise_generator, device=noise_generator.device)
+        seed = torch.empty(1, dtype=torch.int64, device=noise_generator.device).random_(generator=noise_generator)
         return NoiseKey.simulation(int(seed))
 
 

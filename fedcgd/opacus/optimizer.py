@@ -109,7 +109,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 if skipped or pending.parts_left:
                     return False
                 ended = self._rounds.complete()
-                assert ended.total is not None
+                assert ended.total is not None  # noqa: S101
             if not self._release(ended.total, ended.rows):
                 return False
         except BaseException:

@@ -62,12 +62,12 @@ def epoch_of(data_loader: DataLoader[Any], accumulation_steps: int, ranks: int =
             f"accumulation_steps must be at least 1 and divide the {batches} batches of an epoch, got {accumulation_steps}: "
             "choose the batch size accordingly"
         )
-    if accumulation_steps > 1 and accumulation_steps % ranks:
+    parts = accumulation_steps if accumulation_steps > 1 else ranks
+    if parts % ranks:
         raise ValueError(
             f"accumulation_steps must be 1 or a multiple of the {ranks} processes, so that each has as many parts of a batch, "
             f"got {accumulation_steps}"
         )
-    parts = accumulation_steps if accumulation_steps > 1 else ranks
     return Epoch(examples=len(data_loader.dataset), steps=batches // accumulation_steps, parts=parts)  # type: ignore[arg-type]
 
 

@@ -4,7 +4,6 @@ After McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differe
 """
 
 
-def power_bandwidths(rounds: int, epochs: int) -> tuple[int, ...]:
-    """1, 2, 4, … and n/k, which has no amplification left: the error changes slowly between them."""
-    longest = max(1, rounds // epochs)
+def power_bandwidths(longest: int) -> tuple[int, ...]:
+    """1, 2, 4, … and `longest`, which has no amplification left: the error changes slowly between them."""
     return tuple(sorted({2**i for i in range(longest.bit_length())} | {longest}))

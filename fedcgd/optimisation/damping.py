@@ -46,6 +46,6 @@ def damping(mechanism: Mechanism, undamped: Mechanism) -> float:
     made, before = (each.mechanism if isinstance(each, Normalized) else each for each in (mechanism, undamped))
     if type(made) is not type(before) or not isinstance(before, DAMPED):
         return 1.0
-    assert isinstance(made, DAMPED)
+    assert isinstance(made, DAMPED)  # noqa: S101
     first, full = (each.coefficients(2)[1] for each in (made, before))
     return float(first / full) if full else 1.0

@@ -14,7 +14,7 @@ from fedcgd.planning.problem import PlanningProblem
 from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.rehearsal import Rehearsal, RehearsedRecipe, rehearse
-from fedcgd.planning.render import as_python, as_run_config
+from fedcgd.planning.render import as_command, as_python, as_run_config
 from fedcgd.planning.theory import Outcome
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Recipe",
     "Rehearsal",
     "RehearsedRecipe",
+    "as_command",
     "as_python",
     "as_run_config",
     "expectation",

@@ -1,4 +1,4 @@
-"""A planned recipe as what runs it: Python, and the run configuration of the simulation app."""
+"""A planned recipe as what runs it: Python, and the command and configuration of the simulation app."""
 
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.planning.planner import PlannedRecipe
@@ -48,6 +48,17 @@ def as_run_config(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm
     return " ".join(
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in values.items()
     )
+
+
+def as_command(planned: PlannedRecipe, problem: PlanningProblem, *, clip_norm: float = 1.0) -> str:
+    """The command that runs it in the simulation app.
+
+    Args:
+        planned: one of what `plan_recipes` returned.
+        problem: what it was asked.
+        clip_norm: ζ, in units of the update.
+    """
+    return f"flwr run simulations --stream --run-config '{as_run_config(planned, problem, clip_norm=clip_norm)}'"
 
 
 def run_configuration(

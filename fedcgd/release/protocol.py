@@ -139,6 +139,6 @@ class ReleaseProtocol:
         self._count_round()
 
     def _count_round(self) -> None:
-        assert self._pending is not None
+        assert self._pending is not None  # noqa: S101
         self._nonces = (*self._nonces, self._pending)
         self._pending, self._consumed = None, False

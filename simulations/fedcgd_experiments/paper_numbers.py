@@ -97,7 +97,7 @@ def bands(*, rounds: int, epochs: Sequence[int], epsilons: Sequence[float], delt
         curves = {}
         for k in epochs:
             errors = {}
-            for p in power_bandwidths(rounds, k):
+            for p in power_bandwidths(rounds // k):
                 mechanism = banded(p, rounds)
                 plan = Participation.for_cohorts(
                     "cyclic-poisson", rounds, users=rounds, cohort_size=k, min_separation=p

@@ -13,6 +13,7 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger import Admission, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort, eligible
+from fedcgd.participation.draws import draw
 from fedcgd.participation.history import History
 from fedcgd.support.numbers import plural
 from fedcgd_flower.flower_private import log_info, log_warning
@@ -134,29 +135,42 @@ class Draw:
     def at_nodes(
         self, nodes: Mapping[str, NodeIds], size: int, least: int, silent: Collection[str] = ()
     ) -> dict[str, int] | None:
-        """Each user of the cohort, and the node at which it is asked; they are at `least` nodes, if that can be.
+        """Each user of the cohort, and the node at which it is asked; None if there is no cohort at `least` nodes.
 
         Others take the place of those who are `silent`, if they can be spared. With a sampling one who takes part stays
-        as it was drawn. None if there is no cohort.
+        as it was drawn.
         """
-        users = self.cohort(nodes.keys(), size)
+        users, there = self.cohort(nodes.keys(), size), nodes
         if silent and not self.participation.is_secret:
-            others = self.cohort(nodes.keys() - silent, size)
-            users = others if others is not None and self._can_replace(others, nodes.keys()) else users
-        return None if users is None else balance_users(self._spread(users, nodes, least), nodes)
+            rest = {user: where for user, where in nodes.items() if user not in silent}
+            others = self.cohort(rest.keys(), size)
+            if others is not None and self._can_replace(others, nodes.keys()):
+                users, there = others, rest
+        if users is None:
+            return None
+        chosen = balance_users(users if least == 1 else self._over_nodes(there, size, least), nodes)
+        return None if len(set(chosen.values())) < min(least, len(users)) else chosen
 
-    def _spread(self, users: list[str], nodes: Mapping[str, NodeIds], least: int) -> list[str]:
-        """The cohort `users`, with some of other nodes in place of a few, so that it is at `least` nodes, if that can be."""
-        chosen = list(users)
-        while len(at := Counter(balance_users(chosen, nodes).values())) < min(least, len(users)):
-            others = [user for user, where in nodes.items() if at.keys().isdisjoint(where)]
-            more = self.cohort(others, 1)
-            if more is None:
-                return users
-            [crowded] = at.most_common(1)
-            chosen.remove(next(user for user in reversed(chosen) if crowded[0] in nodes[user]))
-            chosen = sorted(chosen + more)
-        return chosen
+    def _over_nodes(self, nodes: Mapping[str, NodeIds], size: int, least: int) -> list[str]:
+        """The cohort of a sampling without a secret, at `least` nodes if that can be, and so that later rounds can be too.
+
+        Of those who took part least, those come first whose node has most of them left. Let R rounds share their users, R
+        cohorts of c, of which node i hosts nᵢ. All can be at L ≤ c nodes if and only if Σ min(nᵢ, R) ≥ LR (Gale, Ryser, 1957).
+        A user of each of the L largest nodes leaves enough for R − 1 rounds, and so do c − L more of the largest: either they are
+        of nodes with R or more left, or all c(R − 1) that are left count.
+        """
+        alike: dict[tuple[NodeIds, tuple[bool, int]], list[tuple[int, str]]] = {}
+        for user in eligible(self.participation, self.round, nodes, self.history):
+            rank = self.history.last_rounds.get(user) != self.round, self.history.counts.get(user, 0)
+            alike.setdefault((nodes[user], rank), []).append((draw(self.key, "order", user), user))
+        ordered = sorted(
+            (rank, -left, where, user)
+            for (where, rank), some in alike.items()
+            for left, (_, user) in enumerate(sorted(some), 1)
+        )
+        firsts = {where: user for *_, where, user in reversed(ordered)}
+        chosen = [user for *_, where, user in ordered if firsts[where] == user][:least]
+        return chosen + [user for *_, user in ordered if user not in chosen][: size - len(chosen)]
 
     def _can_replace(self, chosen: Collection[str], reachable: Collection[str]) -> bool:
         """Whether `chosen` may be asked in place of users who were asked in this round before, and later rounds find theirs.
@@ -221,11 +235,11 @@ class CohortSelector:
             if now >= deadline:
                 break
             if now >= log_at:  # at once, and then from time to time
-                waiting = self._shortage(draw, nodes, directory, may_begin)
+                waiting = self._shortage(draw, nodes, directory, may_begin, noise.least_nodes)
                 log_info(f"{waiting}; waiting for up to {deadline - now:.0f} s")
                 log_at = now + _WAITS.logged_every
             time.sleep(min(_WAITS.poll, patience))
-        shortage = self._shortage(draw, nodes, directory, may_begin)
+        shortage = self._shortage(draw, nodes, directory, may_begin, noise.least_nodes)
         if directory.is_hopeless or not may_begin:
             raise ValueError(f"after {now - began:.0f} s: {shortage}")
         return shortage
@@ -241,7 +255,9 @@ class CohortSelector:
             return users >= self._cohort.expected_users
         return not (kind_of(grid).is_simulation or silent > 1 or 2 * silent >= directory.connected)
 
-    def _shortage(self, draw: Draw, nodes: Mapping[str, NodeIds], directory: UserDirectory, may_begin: bool) -> str:
+    def _shortage(
+        self, draw: Draw, nodes: Mapping[str, NodeIds], directory: UserDirectory, may_begin: bool, least: int
+    ) -> str:
         """Why the round has no cohort: who is there, who of them may take part, what keeps the others, and what helps.
 
         Users' ids are not told: nodes sent them.
@@ -265,6 +281,11 @@ class CohortSelector:
             f"{plural(len(nodes), 'user is', 'users are')} there at {connected} and {free} may take part, of {size} a round"
         ]
         told += [f"{number} {cause}" for number, cause in causes if number]
+        if may_begin and free >= size:
+            told.append(
+                f"they are at fewer than {least} nodes, and no sum of so few gets noise: connect others, or agree on another "
+                "number with all parties"
+            )
         if unsaid := directory.silent - len(directory.unable):
             patience = f"{self._settings.patience:.0f} s"
             told.append(
@@ -297,8 +318,8 @@ class CohortSelector:
     def _budget_spent(self) -> str:
         """What earlier runs and this plan cost those who are refused, and what helps."""
         budget, admission = self._settings.budget, self.admission
-        assert budget is not None
-        assert admission is not None
+        assert budget is not None  # noqa: S101
+        assert admission is not None  # noqa: S101
         cost = rounded_up(admission.full_cost)
         return (
             f"This plan and the earlier runs that refused users were in would cost up to ε = {cost} together at δ = "

@@ -1,6 +1,6 @@
 """Every name of Flower that we use and that Flower does not document: what a new version may take away, in one place.
 
-`tests/flower/test_flower_private.py` has a test for each, which says which one is gone. All else comes from `flwr.app`,
+`tests/flower/test_flower_private.py` and `test_flower_app.py` fail if one is gone. All else comes from `flwr.app`,
 `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`.
 """
 

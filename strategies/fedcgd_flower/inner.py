@@ -47,7 +47,10 @@ def check_inner(inner: object, *, has_hook: bool = False) -> Strategy:
         ValueError: if it cannot work on one noised mean a round, or has a `start` of its own, which would not be called.
     """
     if not isinstance(inner, Strategy):
-        raise TypeError(f"inner must be a Flower strategy, for example FedAvg(min_train_nodes=60); got {_shown(inner)}")
+        raise TypeError(
+            f"inner must be a strategy of flwr.serverapp.strategy, made and started in a function under @app.main(), for example "
+            f"FedAvg(min_train_nodes=60); got {inner!r}"
+        )
     name = type(inner).__name__
     flowers = {kind.__name__ for kind in type(inner).__mro__ if kind.__module__.startswith("flwr.")}
     if flowers - _MEANS or hasattr(inner, "plan"):
@@ -63,18 +66,6 @@ def check_inner(inner: object, *, has_hook: bool = False) -> Strategy:
             "which is called with every released model and its metrics; with on_release, that start is left out"
         )
     return inner
-
-
-def _shown(inner: object) -> str:
-    """What was given in place of a strategy, and what to do about it."""
-    if isinstance(inner, type):
-        return f"the class {inner.__name__}, of which none is made yet: {inner.__name__}(…)"
-    if any(kind.__module__.startswith("flwr.server.strategy") for kind in type(inner).__mro__):
-        return (
-            f"a {type(inner).__name__} of flwr.server.strategy, Flower's earlier API: take the one of flwr.serverapp.strategy, "
-            "and start it in a function under @app.main()"
-        )
-    return repr(inner)
 
 
 def check_scheduled_rounds(inner: Strategy, rounds: int) -> None:

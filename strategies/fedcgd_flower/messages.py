@@ -6,13 +6,13 @@ carries the sum of those users' clipped updates, and the server takes it only wi
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from fedcgd.native.vector_kernels import CHUNK, LANES, aligned, kernels, sum_of_lanes
@@ -22,9 +22,6 @@ from fedcgd_flower.clipping import Clipping, Steps
 from fedcgd_flower.flower_private import log_error, log_failure
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray, view
 from fedcgd_flower.problems import RejectionReason, rejection_reason
-
-if TYPE_CHECKING:
-    from fedcgd.keepers import Keepers
 
 MODEL = "model"
 UPDATE = "update"
@@ -326,64 +323,3 @@ def bounds_of(message: Message) -> dict[str, float]:
 def is_private_evaluation(message: Message) -> bool:
     """Whether `message` was made by `evaluate_message`."""
     return TASK in message.content.config_records and _NAMES in message.content.config_records[TASK]
-
-
-# How a node answers: in the clear, or under masks that only keepers open. Their part is loaded only where there are keepers.
-
-KEEPERS = "fedcgd-keepers"
-"""The record that says which agreement and which keepers a round has; on a question to a keeper, also what is asked."""
-
-
-def has_keepers(message: Message) -> bool:
-    """Whether a request says that the round has keepers, or is a question to one."""
-    return KEEPERS in message.content.config_records
-
-
-def question_of(message: Message) -> str | None:
-    """What a keeper is asked: "/who", "/check" or "/open"; None if the message is no question to a keeper."""
-    asked = message.content.config_records[KEEPERS].get("question") if has_keepers(message) else None
-    return asked if isinstance(asked, str) else None
-
-
-def keeper_reply(message: Message, context: Context, keepers: "Keepers | None") -> Message | None:
-    """The reply to a question to a keeper; None if `message` is none."""
-    if (question := question_of(message)) is None:
-        return None
-    from fedcgd_flower.keepers import answer_question
-
-    return answer_question(message, question, context, keepers)
-
-
-def check_masked(message: Message, keepers: "Keepers | None") -> None:
-    """Raise ValueError unless the server and this node both mean the same keepers, or both none.
-
-    A node that was given keepers sends nothing that the server alone could read, whatever it is asked.
-    """
-    if (keepers is not None) != has_keepers(message):
-        given, asked = ("none", "masks for them") if keepers is None else ("keepers", "what it could read alone")
-        raise ValueError(
-            f"this node was given {given}, and the server asks for {asked}: give keepers= both to CorrelatedNoise and to "
-            "host_users or ClippedUpdateMod, or to neither"
-        )
-
-
-def sum_reply(
-    message: Message,
-    context: Context,
-    task: TrainTask,
-    keepers: "Keepers | None",
-    users: Collection[str],
-    summed: Callable[[], tuple[Steps, int]],
-) -> Message:
-    """The reply to a request: the sum that `summed` makes for `users` of the node, and how many of them are in it.
-
-    With `keepers` the sum is masked, and how many are in it stays on the node.
-    """
-    if keepers is not None:
-        from fedcgd_flower.keepers import masked_answer
-
-        return masked_answer(message, context, task, keepers, users, lambda: summed()[0])
-    try:
-        return train_reply(message, task, *summed())
-    except Exception as error:
-        return failed_reply(message, error)

@@ -17,11 +17,9 @@ from fedcgd_flower.messages import (
     answer,
     answers_task,
     bounds_of,
-    check_masked,
     is_private_evaluation,
-    keeper_reply,
-    sum_reply,
 )
+from fedcgd_flower.noise_provider import check_masked, keeper_reply, sum_reply
 from fedcgd_flower.problems import NOT_FINITE_WORDS, PROBLEMS, Problem
 from fedcgd_flower.users import configured_user, is_users_query, problem_reply, users_reply
 

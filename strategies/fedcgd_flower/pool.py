@@ -38,7 +38,8 @@ from fedcgd_flower import messages
 from fedcgd_flower.clipping import Clipping, Steps, clipped_update
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, unflatten
-from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of, check_masked, keeper_reply, sum_reply
+from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of
+from fedcgd_flower.noise_provider import check_masked, keeper_reply, sum_reply
 from fedcgd_flower.problems import NOT_FINITE_WORDS
 from fedcgd_flower.users import is_users_query, users_reply
 

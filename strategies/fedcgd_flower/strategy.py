@@ -296,11 +296,6 @@ class CorrelatedNoise(RunSettings, Strategy):
         return Counter() if self._last is None else self._last.dropped
 
     @property
-    def over_budget(self) -> int:
-        """How many of the users that are there may not take part, because earlier runs have used up the joint budget."""
-        return 0 if self._last is None else self._last.selector.over_budget
-
-    @property
     def releases(self) -> int:
         """How many rounds are released so far, as the ledger said when it was open last."""
         return 0 if self._last is None else self._last.releases

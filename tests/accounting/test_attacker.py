@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal, norm
+from oracles_b_min_sep import ONE_OF_TWO, deltas
+from scipy.stats import norm
 
 from fedcgd import DPSGD, Participation, accountant
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
@@ -37,11 +38,7 @@ def test_one_round_with_a_coin(sigma: float, rate: float) -> None:
 def test_one_of_two_random_participation() -> None:
     """½·N((1, 0), σ²) + ½·N((0, 1), σ²) against N(0, σ²), integrated over a fine lattice of the plane."""
     sigma = 1.0
-    x = np.linspace(-8, 9, 1201)
-    points = np.stack(np.meshgrid(x, x), axis=-1)
-    absent = multivariate_normal([0, 0], sigma**2).pdf(points)
-    present = sum(multivariate_normal(mean, sigma**2).pdf(points) for mean in ([1, 0], [0, 1])) / 2
-    distance = np.maximum(present - absent, 0).sum() * (x[1] - x[0]) ** 2
+    distance, _ = deltas(np.eye(2), ONE_OF_TWO, sigma, 0.0, 1201)
     found = accuracy(Participation(rounds=2, min_separation=2, sampling="balls-in-bins"), sigma)
     truth = (1 + distance) / 2
     assert truth - 1e-4 <= found.value <= truth + 0.02

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oracles_b_min_sep import ONE_OF_TWO, deltas
 
 from fedcgd.accounting import gaussian
+from fedcgd.accounting.accountant import silent
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.accounting.guarantee import Bound, Proof
@@ -43,16 +45,6 @@ def test_accepted_stars_have_the_weights_by_enumeration(order: int) -> None:
     assert moment == pytest.approx(total / 3**order, abs=5 * error + 1e-9)
 
 
-def delta_of_two_bins(overlap: float, sigma: float, epsilon: float) -> float:
-    """δ of removing for two bins of size 1, by a sum over a grid in the plane that they span."""
-    centers = np.linalg.cholesky(np.array([[1.0, overlap], [overlap, 1.0]])) / sigma
-    axis = np.linspace(-8, 12, 1601)
-    x, y = np.meshgrid(axis, axis, indexing="ij")
-    plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
-    excess = np.maximum(sum(shifted) / 2 - math.exp(epsilon) * plain, 0).sum()
-    return float(excess) * (axis[1] - axis[0]) ** 2 / (2 * math.pi)
-
-
 @pytest.mark.parametrize("gram", [GRAM, np.array([[1.0, 0.9999], [0.9999, 1.0]]), np.diag([1.0, 1e-11, 2.0])])
 def test_noise_has_the_covariance_of_the_bins(gram: np.ndarray) -> None:
     """Also where one bin does not move."""
@@ -60,18 +52,6 @@ def test_noise_has_the_covariance_of_the_bins(gram: np.ndarray) -> None:
     np.testing.assert_allclose(bins.root @ bins.root.T, gram, rtol=1e-5, atol=1e-6)
     drawn = np.cov(bins.noise(np.random.default_rng(1), 100_000))
     np.testing.assert_allclose(drawn, gram, atol=0.05)
-
-
-def test_what_a_tuple_of_bins_brings_is_the_sum_of_their_columns() -> None:
-    bins, z = Bins(GRAM), np.random.default_rng(3).standard_normal((3, 4))
-    root = np.linalg.cholesky(GRAM)
-    turns = np.array([[[0, 1, 2, 2], [0, 2, 2, 1]]], dtype=np.int32)
-    lift, along, square = bins.lifted(turns, root @ z)
-    for draw, (first, second) in enumerate(turns[0].T):
-        v = root[first] + root[second]  # the rows are the m of the bins
-        np.testing.assert_allclose(lift[:, draw], root @ v)
-        assert along[draw] == pytest.approx(v @ z[:, draw])
-        assert square[draw] == pytest.approx(v @ v)
 
 
 def sampler(bins: Bins, sigma: float, epsilon: float, order: int) -> RemoveSampler:
@@ -87,25 +67,26 @@ def sampler(bins: Bins, sigma: float, epsilon: float, order: int) -> RemoveSampl
 )
 def test_every_order_has_the_mean_by_quadrature(order, overlap, sigma, epsilon) -> None:
     """Also orders that would not be chosen, where few stars are accepted or the draws vary much."""
-    of = sampler(Bins(np.array([[1.0, overlap], [overlap, 1.0]])), sigma, epsilon, order)
+    gram = np.array([[1.0, overlap], [overlap, 1.0]])
+    of = sampler(Bins(gram), sigma, epsilon, order)
     values, shares = of.draw(40_000, (5, order))
     scale = math.exp(of.log_scale)
     mean = scale * values.mean() * shares.mean()
     error = mean * math.sqrt(sum(x.var() / x.mean() ** 2 / len(x) for x in (values, shares)))
-    truth = delta_of_two_bins(overlap, sigma, epsilon)
+    truth, _ = deltas(np.linalg.cholesky(gram).T, ONE_OF_TWO, sigma, epsilon, 1601)
     assert mean >= truth - 4 * error
     assert mean <= truth * 1.002 + 4 * error or order == 9  # where what is left out may be large
     assert values.max() <= 1
     assert shares.max() <= 1
 
 
-@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (2.0, 2.0), (2.0, 5.0)])
-def test_a_delta_without_a_search_is_an_upper_bound(sigma: float, epsilon: float) -> None:
-    """Two bins of overlap 0.6, by quadrature; the last is below 10⁻²⁰."""
-    problem = Problem(Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), BinLaw(2))
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (2.0, 5.0)])
+def test_a_delta_is_an_upper_bound_also_where_nothing_is_drawn(sigma: float, epsilon: float) -> None:
+    """Two bins of overlap 0.6; the last is below 10⁻²⁰."""
+    gram = np.array([[1.0, 0.6], [0.6, 1.0]])
     known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), Proof("known rounds"))
-    found = monte_carlo.delta(problem, known, sigma=sigma, epsilon=epsilon, progress=lambda _: None)
-    assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= known.value
+    found = monte_carlo.delta(Problem(Bins(gram), BinLaw(2)), known, sigma=sigma, epsilon=epsilon, progress=silent)
+    assert max(deltas(np.linalg.cholesky(gram).T, ONE_OF_TWO, sigma, epsilon, 1101)) <= found.value <= known.value
 
 
 @pytest.mark.parametrize("overlap", [0.9, 0.999])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from sampling_table import SAMPLINGS
 
-from fedcgd import DPSGD, LambdaCGD, Normalized, calibrate, compute_epsilon
+from fedcgd import DPSGD, LambdaCGD, calibrate, compute_epsilon
 from fedcgd.accounting.explain import explain
 from fedcgd.participation import Participation
 
@@ -31,7 +31,13 @@ def test_every_sampling_is_explained_by_what_it_says_of_itself(name: str, few_dr
     assert participation.scheme.absence in steps["adjacency"].statement
     assert str(participation) in steps["participation"].statement
     assert steps["participation"].value == (participation.sampling_rate or participation.participations)
+    assert steps["mechanism"].statement.startswith("dp-sgd: ")
     assert ("profits from" in steps["sensitivity"].statement) == (name in ("balls-in-bins", "b-min-sep"))
+
+
+def test_long_patterns_are_shortened() -> None:
+    steps = by_title(DPSGD(), Participation(rounds=50), noise_multiplier=9.0)
+    assert "rounds 1, 2, 3, 4, … and 50 (exact" in steps["sensitivity"].statement
 
 
 def test_numbers_are_those_of_the_accounting() -> None:
@@ -63,19 +69,6 @@ def test_the_risk_of_a_random_method_is_said(monkeypatch: pytest.MonkeyPatch) ->
     assert steps["confidence"].value == 0.999
     assert "most 0.001" in steps["confidence"].statement
     assert "upper bound:" in steps["method"].statement
-
-
-def test_long_patterns_are_shortened() -> None:
-    steps = by_title(DPSGD(), Participation(rounds=50), noise_multiplier=9.0)
-    assert "rounds 1, 2, 3, 4, … and 50 (exact" in steps["sensitivity"].statement
-
-
-def test_the_mechanism_is_named_with_its_numbers() -> None:
-    assert "0.5): " in by_title(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0)["mechanism"].statement
-    assert " 2 of" in by_title(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0)["mechanism"].statement
-    normalized = by_title(Normalized(LambdaCGD(0.5)), EPOCHS, noise_multiplier=3.0)["mechanism"].statement
-    assert "norm 1: " in normalized
-    assert by_title(DPSGD(), EPOCHS, noise_multiplier=3.0)["mechanism"].statement.startswith("dp-sgd: ")
 
 
 def test_what_epsilon_leaves_out_is_said() -> None:

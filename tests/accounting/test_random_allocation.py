@@ -17,8 +17,7 @@ from fedcgd.accounting.sampled import OneOf
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import BandedToeplitz, Mechanism, matrix
 from fedcgd.optimisation import catalogue
-from fedcgd.participation.cohorts import cohort, rounds_of
-from fedcgd.participation.history import History
+from fedcgd.participation.cohorts import rounds_of
 
 
 def epochs(number: int, rounds: int) -> Participation:
@@ -39,32 +38,6 @@ def test_one_epoch_by_quadrature(rounds: int, points: int, sigma: float, epsilon
         both_deltas(sigma, rounds, 1, epsilon), deltas(np.eye(rounds), law, sigma, epsilon, points), strict=True
     ):
         assert truth * (1 - 2e-4) <= bound <= truth * (1 + 3e-3) + 1e-9
-
-
-def log_ratio(x: np.ndarray, mu: float) -> np.ndarray:
-    return np.log(np.exp(mu * x - mu * mu / 2).mean(axis=1))
-
-
-@pytest.mark.parametrize(
-    ("sigma", "rounds", "number", "epsilon"), [(0.6, 10, 3, 3.0), (1.0, 20, 6, 0.8), (2.0, 4, 8, 0.8)]
-)
-def test_epochs_together_by_draws(sigma: float, rounds: int, number: int, epsilon: float) -> None:
-    """Half a million draws of the run itself: from P with a larger mean for removing, from Q for adding."""
-    generator, count, mu = np.random.default_rng(1), 500_000, 1 / sigma
-    wide = 1.2 * mu
-    one, weight, none = np.zeros(count), np.zeros(count), np.zeros(count)
-    for _ in range(number):
-        x = generator.standard_normal((count, rounds))
-        none += log_ratio(x, mu)
-        x[np.arange(count), generator.integers(rounds, size=count)] += wide
-        one += log_ratio(x, mu)
-        weight -= log_ratio(x, wide)
-    removing = np.maximum(np.exp(one) - math.exp(epsilon), 0) * np.exp(weight)
-    adding = np.maximum(1 - np.exp(epsilon + none), 0)
-    for bound, values in zip(both_deltas(sigma, rounds, number, epsilon), (removing, adding), strict=True):
-        mean, error = values.mean(), values.std() / math.sqrt(count)
-        assert error < 0.015 * mean
-        assert mean - 4 * error <= bound <= (mean + 4 * error) * 1.003
 
 
 def test_means_of_two_kinds_are_larger_in_the_convex_order() -> None:
@@ -131,16 +104,6 @@ def test_an_epoch_of_which_a_part_is_out_by_quadrature(
     assert truth * (1 - 2e-3) <= found <= truth * 1.02 + 1e-9
 
 
-def test_rounds_of_an_epoch_cost_little_by_little() -> None:
-    run = accountant(DPSGD(), epochs(3, 10))
-
-    def spent(released: int) -> float:
-        return run.epsilon(noise_multiplier=1.0, delta=1e-5, released=released).epsilon
-
-    assert spent(1) < spent(5) < spent(10) < spent(11) < spent(20) < spent(30)
-    assert math.isclose(spent(20), accountant(DPSGD(), epochs(2, 10)).epsilon(noise_multiplier=1.0, delta=1e-5).epsilon)
-
-
 def test_a_tiny_delta_is_found_where_losses_beyond_the_grid_would_be_larger() -> None:
     run = accountant(DPSGD(), epochs(2, 5))
     found = run.delta(noise_multiplier=1.0, epsilon=20.0).delta
@@ -201,8 +164,3 @@ def test_each_user_draws_one_round_of_each_epoch_anew() -> None:
     pairs = np.zeros((4, 4))
     np.add.at(pairs, (drawn[:, 0] % 4, drawn[:, 1] % 4), 1)
     assert np.all(np.abs(pairs - 250) < 5 * math.sqrt(250))  # uniform, and the second tells nothing of the first
-    history = History()
-    for t in range(12):
-        chosen = cohort(run, t, users[:500], history, cohort_size=1000, key=key)
-        assert chosen == sorted(user for user, rounds in zip(users[:500], drawn[:500], strict=True) if t in rounds)
-        history = history.with_round(t, chosen)

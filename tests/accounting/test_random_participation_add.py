@@ -54,3 +54,17 @@ def test_the_line_is_drawn_through_bounds_of_half_the_failure_each() -> None:
     expected = quad(lambda u: line_at(u) * np.exp(u + EPSILON), -60, -EPSILON, epsabs=1e-14, epsrel=1e-11)[0]
     direction = AddDirection(EPSILON, FAILURE, line, variance=1e-3, mean=0.01, expected=0.01)
     assert direction.confirm(LogRatios(ratios, ratios)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_mean_is_bounded_from_above_but_for_the_failure_by_enumeration() -> None:
+    """Draws that count as 1 or as nothing: every number of them in 40, with the probability that each has."""
+    from scipy.stats import binom
+
+    numbers, bounds = np.arange(41), []
+    direction = AddDirection(EPSILON, 0.1, None, variance=0.05, mean=0.05, expected=0.1)
+    for number in numbers:
+        ratios = np.where(np.arange(40) < number, -50.0, 1.0)
+        bounds.append(direction.confirm(LogRatios(ratios, ratios)))
+    for chance in np.linspace(0.001, 0.999, 200):
+        assert binom.pmf(numbers[np.array(bounds) < chance], 40, chance).sum() <= 0.1
+    assert bounds[2] < 0.3

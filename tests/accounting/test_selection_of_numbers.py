@@ -9,15 +9,16 @@ from command_line import figures, run
 
 from fedcgd.accounting import search, selection
 from fedcgd.accounting.coverage import NegativeEntryError
-from fedcgd.accounting.selection import select_mechanism
-from fedcgd.mechanisms import BIFR, BLT, BandedToeplitz, BandInvMF, LambdaMuCGD, Mechanism, Normalized
+from fedcgd.accounting.selection import select_lambda, select_mechanism
+from fedcgd.mechanisms import BIFR, BLT, BandInvMF, LambdaCGD, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import spelling_of, write_mechanism
+from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.optimisation.damping import damped
+from fedcgd.optimisation.mechanism_json import write_mechanism
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.quadratic import Quadratic, Spectrum
@@ -81,16 +82,15 @@ def test_numbers_for_a_curvature_are_those_of_least_loss() -> None:
     assert found != select_mechanism("bifr:3", KNOWN, **BUDGET)
 
 
-@pytest.mark.parametrize("text", ["nu-dp-ftrl", "blt", "blt:normalized"])
-def test_numbers_without_a_rule_must_be_given(text: str) -> None:
-    with pytest.raises(ValueError, match="needs"):
-        select_mechanism(text, KNOWN, **BUDGET)
-
-
 @pytest.mark.parametrize(
-    ("text", "words"), [("bifr:0", "bandwidth must be at least 1"), ("lambda-mu:1.5", "lam must be in")]
+    ("text", "words"),
+    [
+        *((text, "needs") for text in ("nu-dp-ftrl", "blt", "blt:normalized")),  # there is no rule
+        ("bifr:0", "bandwidth must be"),
+        ("lambda-mu:1.5", "lam must be"),
+    ],
 )
-def test_impossible_numbers_beside_open_ones_are_refused(text: str, words: str) -> None:
+def test_numbers_that_cannot_be_chosen_or_are_impossible_are_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         select_mechanism(text, BINS, **BUDGET)
 
@@ -190,6 +190,17 @@ def test_open_numbers_are_searched_under_the_sampling(text: str, count: int, mad
     assert amplified(found) < amplified(select_mechanism(text, KNOWN, **BUDGET))
 
 
+def test_lambda_is_searched_under_the_sampling_in_few_calibrations(made_up) -> None:
+    said: list[str] = []
+    found = select_lambda(BINS, objective="amplified-rmse", progress=said.append, **BUDGET)
+    errors = [amplified(LambdaCGD(1 - 1 / x)) for x in np.geomspace(1, 100, 2000)]
+    assert found.value == pytest.approx(amplified(LambdaCGD(found.lam)))
+    assert found.value <= min(errors) * 1.002
+    assert len(said) == len(found.lams) <= 14
+    excess = select_lambda(BINS, objective="excess", **BUDGET).lam
+    assert excess / (1 - excess) == pytest.approx(found.lam / (1 - found.lam) / 3)
+
+
 def test_what_is_made_already_stays_as_it_is(made_up, tmp_path) -> None:
     """A file, and a value."""
     made = BLT((0.4, 0.1), (0.95, 0.6))
@@ -214,28 +225,6 @@ def test_a_plan_is_accounted_for_with_the_damped_mechanism() -> None:
     assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
 
 
-WHEN = ["--rounds", "60", "--separation", "12", "--delta", "1e-5", "--sampling", "balls-in-bins"]
-
-
-def test_the_command_line_says_what_was_damped(made_up) -> None:
-    found = select_mechanism("band-inv-mf:2", BINS, **BUDGET)
-    plain = catalogue.mechanism("band-inv-mf:2", BINS)
-    assert isinstance(found, BandInvMF)
-    assert isinstance(plain, BandInvMF)
-    rho = found.values[1] / plain.values[1]
-    assert 0.3 < rho < 0.99
-    words = run("account", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "2", "--explain").output
-    assert f"{rho:.4g}: under" in " ".join(words.split())
-    for options in (
-        ["--mechanism", "band-inv-mf:2", "--noise-multiplier", "5"],
-        ["--mechanism", "bisr:2", "--epsilon", "2"],
-    ):
-        assert "ρ" not in run("account", *options, *WHEN, "--explain").output
-    assert figures("account", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "2")["parameters"] == {
-        "values": list(found.values)
-    }
-
-
 def test_the_command_line_chooses_what_is_left_open() -> None:
     known = ["--rounds", "60", "--separation", "12", "--epsilon", "2", "--delta", "1e-5"]
     row = figures("compare", "--mechanism", "bifr:3", *known)["mechanisms"][0]
@@ -245,7 +234,3 @@ def test_the_command_line_chooses_what_is_left_open() -> None:
     needs = run("account", "--mechanism", "bifr:3", *known[:4], "--delta", "1e-5", "--noise-multiplier", "2")
     assert needs.exit_code == 2
     assert "needs γ" in " ".join(needs.output.split())
-
-
-def test_a_mechanism_that_is_banded_keeps_its_bands() -> None:
-    assert damped(BandedToeplitz((1.0, 0.5)), 0.5) == BandedToeplitz((1.0, 0.25))

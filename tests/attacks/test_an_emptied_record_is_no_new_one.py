@@ -16,7 +16,6 @@ from plans import make_plan
 
 from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.keepers import Keeper, KeeperKey, Keepers, NodeParticipations
-from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger
 
 PLAN = make_plan(DPSGD(), Participation(rounds=6))
@@ -64,11 +63,6 @@ def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def touched(path: Path) -> None:
-    path.unlink()
-    path.touch(0o600)
-
-
 def without_tables(path: Path) -> None:
     path.unlink()
     path.touch(0o600)
@@ -83,7 +77,7 @@ def without_its_first_line(path: Path) -> None:
 
 
 @records
-@pytest.mark.parametrize("change", [emptied, touched, without_tables, without_its_first_line])
+@pytest.mark.parametrize("change", [emptied, without_tables, without_its_first_line])
 def test_an_emptied_record_is_refused(
     folder: Path, name: str, use: Callable[[Path], None], change: Callable[[Path], None]
 ) -> None:
@@ -156,28 +150,17 @@ def test_a_group_of_ones_own_is_nobody_else(folder: Path, monkeypatch: pytest.Mo
             a_run(folder)
 
 
-def test_key_and_record_are_made_together(tmp_path: Path) -> None:
-    """Nobody sees a key without a record, or a record without its first line."""
-    NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    KeeperKey.from_file(tmp_path / "keeper.key", create=True)
-    names = set()
-    for name in ("noise.key", "keeper.key"):
-        (record,) = (tmp_path / f"{name}{end}" for end in (".runs", ".record") if (tmp_path / f"{name}{end}").exists())
-        assert record.stat().st_mode & 0o777 == 0o600
-        with closing(sqlite3.connect(record)) as connection:
-            [(first,)] = connection.execute("SELECT name FROM record")
-        assert first in (tmp_path / name).read_text()
-        names.add(first)
-    assert len(names) == 2
-    assert read(record_file(tmp_path / "keeper.key")).openings == ()
-    # A later key of the register goes on with it: it remembers the runs of the key before.
-    (tmp_path / "noise.key").unlink()
-    NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    assert names & set((tmp_path / "noise.key").read_text().replace(",", "").split())
-
-
 def test_a_key_is_not_made_beside_an_emptied_record(tmp_path: Path) -> None:
     (tmp_path / "noise.key.runs").touch(0o600)
     with pytest.raises(ValueError, match="used with"):
         NoiseKey.from_file(tmp_path / "noise.key", create=True)
     assert not (tmp_path / "noise.key").exists()
+
+
+def test_a_key_file_of_raw_bytes_is_not_quoted(tmp_path: Path) -> None:
+    """The error used to carry the key: `UnicodeDecodeError.object`."""
+    (tmp_path / "noise.key").write_bytes(bytes(range(120, 152)))
+    (tmp_path / "noise.key").chmod(0o600)
+    with pytest.raises(ValueError, match="64 hexadecimal") as refused:
+        NoiseKey.from_file(tmp_path / "noise.key")
+    assert not isinstance(refused.value, UnicodeError)

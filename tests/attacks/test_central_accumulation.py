@@ -59,20 +59,6 @@ def test_the_sums_are_those_of_whole_batches(loop, mode, monkeypatch):
         torch.testing.assert_close(mine, its, rtol=0, atol=1e-4)
 
 
-def test_a_step_before_the_last_part_moves_nothing_and_releases_nothing(monkeypatch):
-    accumulated = run(monkeypatch)
-    before = accumulated.model.weight.detach().clone()
-    parts = iter(accumulated.loader)
-    for released in (0, 0, 1):
-        batch = next(parts)
-        accumulated.step(batch)
-        assert accumulated.released == released
-        assert bool((accumulated.model.weight == before).all()) is (released == 0)
-    with refused("no batch"):
-        accumulated.optimizer.step()
-    assert len(accumulated.sums) == 1
-
-
 @pytest.mark.parametrize("uses", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 1, 1), (1, 1, 2)])
 def test_a_part_that_is_left_out_or_used_twice_stops_the_round(uses, monkeypatch):
     accumulated = run(monkeypatch)
@@ -87,14 +73,3 @@ def test_a_part_that_is_left_out_or_used_twice_stops_the_round(uses, monkeypatch
     with refused("rows", "no gradients"):
         loop()
     assert (accumulated.released, accumulated.sums) == (0, [])
-
-
-def test_who_leaves_between_parts_and_comes_back_starts_the_round_afresh(monkeypatch):
-    expected, accumulated = whole(monkeypatch), run(monkeypatch)
-    expected.train()
-    for i, batch in enumerate(accumulated.loader):
-        accumulated.backward(batch)
-        if i == 1:
-            break
-    only_the_last(accumulated)
-    assert [round(x, 3) for x in accumulated.norms()] == [round(x, 3) for x in expected.norms()]

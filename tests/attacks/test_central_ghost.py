@@ -20,35 +20,6 @@ class Mean(nn.Module):
         return self.layer(tokens).mean(1)
 
 
-def release(run):
-    run.train()
-    return max(run.norms())
-
-
-@pytest.mark.parametrize("size", [1e2, 1e4, 1e5, 1e7])
-@pytest.mark.parametrize("inputs", [1, 8])
-def test_tokens_that_cancel_do_not_hide_the_norm(inputs, size, monkeypatch):
-    """Tokens ±a: their Gram sum in float32 is about zero, and what is left of the gradient is not.
-
-    With the largest tokens float32 may leave the gradient no digit, and two ways to it other numbers: then it may be refused.
-    """
-    norms = []
-    for seed in range(20):
-        torch.manual_seed(seed)
-        a = size * torch.randn(1, 1, inputs)
-        tokens = torch.cat([a + 10 * torch.randn(1, 1, inputs), -a], dim=1)
-        model = Mean(inputs)
-        model.layer.weight.data.zero_()  # so that all classes are equally likely, and gradients long
-        data = TensorDataset(tokens, torch.tensor([0]))
-        run = Run(monkeypatch, data=data, batch=1, epochs=1, model=model, mode="ghost")
-        try:
-            norms.append(release(run))
-        except RuntimeError as error:
-            if size < 1e7 or "that autograd" not in str(error):
-                raise
-    assert max(norms) <= 1.0
-
-
 @pytest.mark.parametrize("shape", ["linear", "sequence", "embedding"])
 def test_a_huge_example_adds_a_bounded_amount_and_spoils_nothing(shape, monkeypatch):
     """With or without finite inputs of 1e22, the others' part is the same; nothing becomes NaN."""
@@ -88,17 +59,3 @@ def test_the_callers_own_criterion_is_clipped_as_well(criterion, monkeypatch):
     run.loss = criterion
     run.train()
     assert max(run.norms()) <= 4.0
-
-
-@pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_short_matrix_products_do_not_lift_a_norm(precision, monkeypatch):
-    """TF32 or bfloat16 inside products of matrices, where the processor has it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        for seed in range(20):
-            torch.manual_seed(seed)
-            data = TensorDataset(torch.randn(1, 16, 64) * 100, torch.tensor([0]))
-            assert release(Run(monkeypatch, data=data, batch=1, epochs=1, model=Mean(64, 32), mode="ghost")) <= 1.0
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -7,7 +7,6 @@ import torch
 from central_runs import MODES, Run, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opacus.schedulers import ExponentialGradClip
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import Dataset
@@ -17,7 +16,7 @@ CLIP = 0.5
 
 ACTIONS = [
     "train", "train", "train", "module.zero_grad", "optimizer.zero_grad", "backward", "second backward", "step", "break",
-    "physical", "half", "peek", "scheduler", "save", "load", "evaluate", "forward", "base step",
+    "physical", "half", "peek", "save", "load", "forward", "base step",
 ]  # fmt: skip
 
 
@@ -61,12 +60,9 @@ class Program:
         run = self.run
         if action in ("train", "physical", "half"):
             if self.batches is None or action == "physical":
-                loader = run.loader
-                if action == "physical":
-                    loader = BatchMemoryManager(
-                        data_loader=loader, max_physical_batch_size=3, optimizer=run.optimizer
-                    ).__enter__()
-                self.batches = iter(loader)
+                options = {"data_loader": run.loader, "max_physical_batch_size": 3, "optimizer": run.optimizer}
+                physical = BatchMemoryManager(**options).__enter__() if action == "physical" else run.loader
+                self.batches = iter(physical)
             try:
                 self.batch = next(self.batches)
             except StopIteration:
@@ -88,20 +84,12 @@ class Program:
             run.optimizer.step()
         elif action == "break":
             self.batches, self.batch = None, None
-        elif action == "scheduler":
-            scheduler = ExponentialGradClip(run.optimizer, gamma=10.0)
-            scheduler.step()
         elif action == "save":
             self.saved = io.BytesIO()
             run.engine.save_checkpoint(path=self.saved, module=run.module, optimizer=run.optimizer)
         elif action == "load" and self.saved is not None:
             self.saved.seek(0)
             run.engine.load_checkpoint(path=self.saved, module=run.module, optimizer=run.optimizer)
-        elif action == "evaluate":
-            run.module.eval()
-            with torch.no_grad():
-                run.module(torch.zeros(2, 6))
-            run.module.train()
         elif action == "forward" and self.batch is not None:
             self.losses(self.batch)
         elif action == "base step":

@@ -1,32 +1,8 @@
 """A release consumes the gradients of its round's examples once, whatever clears gradients, and however loops are left."""
 
 import numpy as np
-import pytest
 import torch
-from central_runs import MODES, Run, refused
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("mode", MODES)
-def test_an_interrupt_anywhere_leaves_nothing_behind(mode, where, monkeypatch):
-    straight = Run(monkeypatch, mode=mode)
-    straight.train()
-    run = Run(monkeypatch, mode=mode)
-    interrupted = []
-
-    def interrupt(*_):
-        if not interrupted:
-            interrupted.append(True)
-            raise KeyboardInterrupt
-
-    if where == "backward":
-        run.model.register_full_backward_hook(interrupt)
-    else:
-        run.model.register_forward_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run.train()
-    run.train()
-    assert [torch.equal(a, b) for a, b in zip(run.sums[-3:], straight.sums, strict=True)] == [True] * 3
+from central_runs import Run, refused
 
 
 def test_a_batch_of_two_loops_is_no_batch_of_the_round(monkeypatch):
@@ -46,16 +22,6 @@ def test_a_loop_that_another_one_overtook_ends(monkeypatch):
     with refused("another loop"):
         next(older)
     assert run.released == 2
-
-
-def test_a_step_of_the_wrapped_optimizer_is_refused(monkeypatch):
-    """A cell that still holds the optimizer under its old name would move the model by raw gradients."""
-    run = Run(monkeypatch)
-    before = [p.clone() for p in run.model.parameters()]
-    run.backward(next(iter(run.loader)))
-    with refused("wrapped optimizer"):
-        run.base.step()
-    assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), before, strict=True))
 
 
 def test_an_example_of_several_rows_is_refused(monkeypatch):

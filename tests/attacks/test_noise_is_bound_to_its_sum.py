@@ -5,26 +5,19 @@ Whoever gets two releases of different sums under one noise subtracts them, and 
 
 import os
 import pickle
-import shutil
-import sqlite3
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from fake_grid import FakeGrid
 from flower_runs import hosting
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 from plans import make_plan
 from shared import record
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
-from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.release import lattice_of
 from fedcgd.release.run_noise import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise, sequential_training
@@ -93,32 +86,6 @@ def test_a_server_that_is_resumed_twice_in_mid_round(snapshot) -> None:
     assert_tells_nothing(released, missing)
 
 
-def test_a_copied_ledger_in_a_copied_process(tmp_path: Path, snapshot) -> None:
-    """Disk and memory are copied when the round is planned; both copies go on, with one user more or less."""
-    disk = tmp_path / "run.db"
-    grid = lattice_of(PLAN, SIZE)
-    total = grid.to_steps(np.random.default_rng(1).uniform(-0.1, 0.1, SIZE))
-    user = grid.to_steps(np.full(SIZE, 0.05))
-    with Ledger.open(disk, plan=PLAN, configuration={}, key=KEY) as ledger:
-        attempt = ledger.plan_round(0, ["ann", "bob"])
-        for file in tmp_path.glob("run.db*"):
-            shutil.copy(file, str(file).replace("run.db", "copy.db"))
-
-        def goes_on(copy: bool) -> np.ndarray:
-            if copy:
-                ledger._connection = sqlite3.connect(tmp_path / "copy.db", isolation_level=None)
-            x = total + user * copy
-            nonce = KEY.nonce_of(ledger.stream_id, x, earlier=[], attempt=attempt)
-            ledger.record_aggregated(0, attempt, nonce)
-            stream = NoiseStream(KEY.noise_of(ledger.stream_id))
-            NoiseSource(PLAN.mechanism, 6, LatticeNormals(stream, grid)).add(x, [nonce], PLAN.stddev)
-            ledger.record_released(0, attempt, x.tobytes())
-            return grid.from_steps(x)
-
-        released = in_two_copies(goes_on)
-    assert_tells_nothing(released, -grid.from_steps(user))
-
-
 def test_equal_sums_after_different_rounds_have_different_noise(snapshot) -> None:
     """Two copies that released other sums in round 0, and the same one (of nobody, say) in round 1: if round 1 had one noise,
     the difference of its releases would be that of round 0's noise, which unmasks round 0.
@@ -137,31 +104,3 @@ def test_equal_sums_after_different_rounds_have_different_noise(snapshot) -> Non
         released.append(out)
     unmasked = (released[0][0] - released[1][0]) + (released[0][1] - released[1][1]) / 0.8
     assert_tells_nothing([unmasked, np.zeros(SIZE)], grid.from_steps(sums[0] - sums[1]))
-
-
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_central_training_that_is_resumed_twice_in_mid_step(mode: str, snapshot) -> None:
-    model = nn.Linear(SIZE, 1, bias=False)
-    data = TensorDataset(torch.eye(SIZE)[:8], torch.zeros(8, 1))
-    with torch.no_grad():
-        model.weight.fill_(5.0)
-    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        criterion=nn.MSELoss(),
-        data_loader=DataLoader(data, batch_size=8),
-        plan=PLAN,
-        grad_sample_mode=mode,
-    )
-    loss = criterion[0] if criterion else nn.MSELoss()
-    inputs, targets = next(iter(loader))
-
-    def resumed(copy: bool) -> np.ndarray:
-        seen = inputs * torch.tensor([[0.0 if copy and i == 0 else 1.0] for i in range(8)])
-        optimizer.zero_grad()
-        loss(module(seen), targets).backward()
-        optimizer.step()
-        return -8 * (model.weight.detach().numpy().ravel() - 5.0).astype(np.float64)
-
-    released = in_two_copies(resumed)
-    assert_tells_nothing(released, 0.5 * inputs[0].numpy())

@@ -10,7 +10,7 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -145,19 +145,6 @@ BEHAVIOURS = {
     ),
     "huge": returns(record(w=np.full((2, 3), 3e38, np.float32))),
 }
-
-
-@pytest.fixture(autouse=True)
-def _process_as_it_was() -> Iterator[None]:
-    folder = Path.cwd()
-    yield
-    os.chdir(folder)
-    os.environ.pop("FEDCGD_ATTACK", None)
-    torch.set_default_dtype(torch.float32)
-    torch.set_grad_enabled(True)
-    torch.set_default_device(None)
-    torch.use_deterministic_algorithms(False)
-    torch.set_autocast_enabled("cpu", False)
 
 
 def alone(user: str) -> np.ndarray:

@@ -29,7 +29,7 @@ from fedcgd.keepers.service import answer
 from fedcgd.keepers.wire import answer_from_bytes, to_bytes
 from fedcgd.ledger import Ledger, export, joint, released_model, verify
 from fedcgd.mechanisms import BandInvMF, Dense
-from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.support.records import read_only
 from fedcgd.support.untrusted import MalformedError, clean
 
@@ -223,6 +223,10 @@ EDITED: dict[str, tuple[str, list[str]]] = {
     ]),
     "anything": (OTHER, ["DROP TABLE users", "CREATE TABLE users (id, user, participations, last_round)"]),
     "a bomb": ("more than", [f"UPDATE attempts SET users = x'{zlib.compress(bytes(2**28), 9).hex()}' WHERE round = 1"]),
+    "a cut cohort": ("a cohort on record cannot be unpacked", ["UPDATE attempts SET users = x'00'"]),
+    "no plan": ("a plan has no 'mechanism'", ["UPDATE run SET plan = '{}'"]),
+    "half a plan": ("the plan on record is no JSON: Expecting property name", ["UPDATE run SET plan = '{'"]),
+    "a list": ("the plan on record is [], and must be a JSON object", ["UPDATE run SET plan = '[]'"]),
     # As bytes written into the file by hand put them there, past what the table allows.
     "another type": ("it is damaged", [
         "PRAGMA ignore_check_constraints = ON", "UPDATE attempts SET users = 1000000000, nonce = 'x' WHERE round = 1",

@@ -40,12 +40,6 @@ def test_equal_scores_say_nothing(bound) -> None:
     assert bound(np.zeros(300), np.zeros(300), 1e-5, 0.95) == 0
 
 
-@pytest.mark.parametrize("bound", ALL_BOUNDS)
-def test_scores_in_the_wrong_order_say_nothing_about_membership(bound) -> None:
-    rng = np.random.default_rng(0)
-    assert bound(rng.normal(size=500), rng.normal(size=500), 1e-5, 0.95) < 0.3
-
-
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 @pytest.mark.parametrize("bound", [one_run_bound, threshold_bound])
 def test_bound_exceeds_the_epsilon_of_randomized_response_as_rarely_as_it_says(bound, epsilon: float) -> None:
@@ -55,7 +49,7 @@ def test_bound_exceeds_the_epsilon_of_randomized_response_as_rarely_as_it_says(b
     assert np.median(found) > 0.5 * epsilon
 
 
-@pytest.mark.parametrize(("users", "count", "least"), [(1, 4000, 0.75), (4, 4000, 0.88), (1, 16, 0.1)])
+@pytest.mark.parametrize(("users", "count", "least"), [(1, 4000, 0.75), (4, 4000, 0.88), (1, 100, 0.3)])
 def test_gaussian_bound_exceeds_the_epsilon_as_rarely_as_it_says_and_is_close(
     users: int, count: int, least: float
 ) -> None:

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from plans import make_plan
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import DPSGD, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd import DPSGD, BandInvMF, LambdaCGD, NoiseKey, Participation
 from fedcgd.central import PrivateGradient
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
@@ -36,10 +37,8 @@ def test_they_train_the_same_model(mechanism, sampling):
     generator = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(EXAMPLES, 1, 6, 6, generator=generator), torch.arange(EXAMPLES) % 3
     data = TensorDataset(inputs, targets)
-    plan = Plan(
-        mechanism=MECHANISMS[mechanism], participation=Participation(rounds=ROUNDS, **SAMPLINGS[sampling]), clip_norm=0.4,
-        noise_multiplier=1.1, delta=1e-3,
-    )  # fmt: skip
+    participation = Participation(rounds=ROUNDS, **SAMPLINGS[sampling])
+    plan = make_plan(MECHANISMS[mechanism], participation, clip_norm=0.4, noise_multiplier=1.1, delta=1e-3)
     pure, adapted = network(), network()
     ours = torch.optim.SGD(pure.parameters(), lr=0.3, momentum=0.5)
     step = PrivateGradient(pure, cross_entropy, data, plan, key=NoiseKey.simulation(7))

@@ -6,24 +6,20 @@ import math
 import numpy as np
 import pytest
 import torch
+from oracles_gradients import clipped_sum
+from plans import make_plan
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from fedcgd import DPSGD, NoiseKey, Participation, Plan
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.central import PrivateGradient, gradients
 
 EXAMPLES, CLIP_NORM = 12, 0.3
 
 
 def plan(sigma=0.0):
-    return Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=4),
-        clip_norm=CLIP_NORM,
-        noise_multiplier=sigma,
-        delta=1e-3,
-    )
+    return make_plan(DPSGD(), Participation(rounds=4), clip_norm=CLIP_NORM, noise_multiplier=sigma, delta=1e-3)
 
 
 class Wrapped(nn.Module):
@@ -148,14 +144,10 @@ def summed(model, inputs, targets, loss=cross_entropy, sigma=0.0, micro_batch=No
     return EXAMPLES * np.concatenate([p.grad.double().numpy().ravel() for p in model.parameters() if p.requires_grad])
 
 
-def alone(model, x, y, loss=cross_entropy):
-    """The clipped gradient of one example, by autograd on a copy of the model."""
-    model = copy.deepcopy(model)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    flat = np.concatenate([
-        g.double().numpy().ravel() for g in torch.autograd.grad(loss(model(x[None]), y[None]), parameters)
-    ])  # fmt: skip
-    return flat * min(1, CLIP_NORM / math.sqrt(math.fsum(flat * flat)))
+def sum_of_all(model, inputs, targets, loss=cross_entropy):
+    """The clipped gradients of the examples, each by autograd on a copy of the model."""
+    examples = zip(inputs, targets, strict=True)
+    return sum(clipped_sum(copy.deepcopy(model), [example], CLIP_NORM, loss) for example in examples)
 
 
 @pytest.mark.filterwarnings("ignore:.*NO NOISE", "ignore:.*vmap", "ignore:There is a performance drop")
@@ -167,8 +159,7 @@ def test_the_sum_is_of_gradients_of_examples_that_are_alone(kind):
     inputs, targets = examples()
     for micro_batch in (None, 5):
         total = summed(model, inputs, targets, micro_batch=micro_batch)
-        expected = sum(alone(model, x, y) for x, y in zip(inputs, targets, strict=True))
-        np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(total, sum_of_all(model, inputs, targets), rtol=1e-4, atol=1e-5)
     assert all(now is then for now, then in zip(model.parameters(), parameters, strict=True))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -263,8 +254,7 @@ def test_a_loss_that_branches_is_computed_example_by_example():
     inputs, targets = examples()
     with pytest.warns(UserWarning, match="vmap refuses"):
         total = summed(model, inputs, targets, loss=branching)
-    expected = sum(alone(model, x, y, branching) for x, y in zip(inputs, targets, strict=True))
-    np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(total, sum_of_all(model, inputs, targets, branching), rtol=1e-4, atol=1e-5)
 
 
 def test_a_loss_that_looks_at_the_batch_sees_one_example():

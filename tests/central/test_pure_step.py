@@ -1,15 +1,17 @@
 """The pure step is what its definition says: clipped gradients of single examples, their sum, the noise of C⁻¹Z, the mean."""
 
-import math
+import copy
 
 import numpy as np
 import pytest
 import torch
+from oracles_gradients import clipped_sum
+from plans import make_plan
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
-from fedcgd import DPSGD, BandedToeplitz, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd import DPSGD, BandedToeplitz, LambdaCGD, NoiseKey, Participation
 from fedcgd.central import PrivateGradient
 from fedcgd.noise import NoiseStream
 
@@ -34,47 +36,37 @@ class Noted(Dataset):
         return read
 
 
-def data(examples=24, seed=0, shape=(5,)):
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(examples, *shape, generator=generator)
-    return Noted(inputs, torch.randint(0, 3, (examples,), generator=generator))
+def data():
+    generator = torch.Generator().manual_seed(0)
+    return Noted(torch.randn(24, 5, generator=generator), torch.randint(0, 3, (24,), generator=generator))
 
 
 def plan(sigma=0.7, mechanism=None, clip_norm=0.3, **participation):
     participation = participation or {"min_separation": 3}
-    return Plan(
-        mechanism=LambdaCGD(0.5) if mechanism is None else mechanism,
-        participation=Participation(rounds=ROUNDS, **participation),
-        clip_norm=clip_norm, noise_multiplier=sigma, delta=1e-3,
-    )  # fmt: skip
+    participation = Participation(rounds=ROUNDS, **participation)
+    return make_plan(
+        mechanism or LambdaCGD(0.5), participation, clip_norm=clip_norm, noise_multiplier=sigma, delta=1e-3
+    )
 
 
-def words(model_seed=0):
-    torch.manual_seed(model_seed)
+def words():
+    torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
-def clipped_sum(model, rows, loss=cross_entropy, clip_norm=0.3):
-    """Example by example, with autograd."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    total = np.zeros(sum(p.numel() for p in trained))
-    for x, y in rows:
-        gradients = torch.autograd.grad(
-            loss(model(x[None]), torch.tensor([y])), trained, allow_unused=True, materialize_grads=True
-        )
-        flat = np.concatenate([g.double().numpy().ravel() for g in gradients])
-        norm = math.sqrt(math.fsum(flat * flat))
-        if math.isfinite(norm):
-            total += flat * min(1, clip_norm / norm)
-    return total
+def stepped(step, model, examples, clip_norm=0.3):
+    """(what a step fills in, the sum of the clipped gradients of the examples that it reads, how many these are)"""
+    examples.take()
+    step()
+    rows = [(examples.inputs[i], examples.targets[i]) for i in examples.take()]
+    return filled(model), clipped_sum(copy.deepcopy(model), rows, clip_norm).numpy(), len(rows)
 
 
-def noise(key, mechanism_rows, nonces, size, run=""):
-    """(C⁻¹Z)_t, with the dither of its rounding, from C itself and the definition of Z."""
-    stream, t = NoiseStream(key.noise_of(run)), len(nonces) - 1
-    z = np.stack([stream.normal(round, nonce, 0, size).astype(float) for round, nonce in enumerate(nonces)])
-    row = (np.linalg.inv(mechanism_rows) @ z)[t]
-    return row + stream.derive("smoothing").words(t, nonces[t], 0, size) * 2.0**-8 * 2.0**-31
+def noise(key, matrix, size):
+    """The last row of C⁻¹Z, with the dither of its rounding, from C itself and the definition of Z, whose nonces are 0."""
+    stream, t = NoiseStream(key.noise_of("")), len(matrix) - 1
+    z = np.stack([stream.normal(round, 0, 0, size).astype(float) for round in range(t + 1)])
+    return (np.linalg.inv(matrix) @ z)[t] + stream.derive("smoothing").words(t, 0, 0, size) * 2.0**-8 * 2.0**-31
 
 
 def lambda_matrix(lam, n=ROUNDS):
@@ -96,13 +88,10 @@ def test_a_run_is_what_its_definition_says(mechanism):
     step = PrivateGradient(model, cross_entropy, examples, plan(mechanism=value), key=key, micro_batch=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for t in range(ROUNDS):
-        examples.take()
         before = [p.detach().clone() for p in model.parameters()]
-        step()
-        rows = [(examples.inputs[i], examples.targets[i]) for i in examples.take()]
-        expected = clipped_sum(model, rows)
-        expected += 0.3 * 0.7 * noise(key, matrix[: t + 1, : t + 1], [0] * (t + 1), len(expected))
-        np.testing.assert_allclose(filled(model) * 8, expected, atol=2e-5)
+        found, expected, _ = stepped(step, model, examples)
+        expected += 0.3 * 0.7 * noise(key, matrix[: t + 1, : t + 1], len(expected))
+        np.testing.assert_allclose(found * 8, expected, atol=2e-5)
         assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
         optimizer.step()
     assert step.round == ROUNDS
@@ -124,12 +113,8 @@ def test_without_noise_the_gradient_is_exactly_the_clipped_mean():
             step = PrivateGradient(
                 model, cross_entropy, examples, plan(0.0, clip_norm=clip_norm), key=NoiseKey.simulation(1)
             )
-        examples.take()
-        step()
-        rows = [(examples.inputs[i], examples.targets[i]) for i in examples.take()]
-        np.testing.assert_allclose(
-            filled(model), clipped_sum(model, rows, clip_norm=clip_norm) / 8, rtol=1e-5, atol=1e-8
-        )
+        found, expected, _ = stepped(step, model, examples, clip_norm)
+        np.testing.assert_allclose(found, expected / 8, rtol=1e-5, atol=1e-8)
 
 
 def test_micro_batches_change_rounding_at_most():
@@ -156,11 +141,9 @@ def test_frozen_parameters_stay_and_are_not_in_the_norm():
     model[0].weight.requires_grad_(False)
     with pytest.warns(UserWarning, match="NO NOISE"):
         step = PrivateGradient(model, cross_entropy, examples, plan(0.0), key=NoiseKey.simulation(1))
-    examples.take()
-    step()
-    rows = [(examples.inputs[i], examples.targets[i]) for i in examples.take()]
+    found, expected, _ = stepped(step, model, examples)
     assert model[0].weight.grad is None
-    np.testing.assert_allclose(filled(model), clipped_sum(model, rows) / 8, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(found, expected / 8, rtol=1e-5, atol=1e-8)
     model[0].weight.requires_grad_(True)
     with pytest.raises(RuntimeError, match="another PrivateGradient"):
         step()
@@ -175,12 +158,9 @@ def test_the_divisor_is_the_planned_size_whatever_the_batch():
         )
     sizes = set()
     for _ in range(ROUNDS):
-        examples.take()
-        step()
-        read = examples.take()
-        sizes.add(len(read))
-        rows = [(examples.inputs[i], examples.targets[i]) for i in read]
-        np.testing.assert_allclose(filled(model), clipped_sum(model, rows) / 6, rtol=1e-5, atol=1e-8)
+        found, expected, size = stepped(step, model, examples)
+        sizes.add(size)
+        np.testing.assert_allclose(found, expected / 6, rtol=1e-5, atol=1e-8)
     assert len(sizes) > 2
 
 
@@ -188,5 +168,5 @@ def test_an_empty_batch_releases_noise_alone():
     rare = {"sampling": "poisson", "sampling_rate": 1e-9}
     model, key = words(), NoiseKey.simulation(5)
     PrivateGradient(model, cross_entropy, data(), plan(0.7, DPSGD(), **rare), key=key)()
-    expected = 0.3 * 0.7 * noise(key, np.eye(1), [0], 39) / (24 * 1e-9)
+    expected = 0.3 * 0.7 * noise(key, np.eye(1), 39) / (24 * 1e-9)
     np.testing.assert_allclose(filled(model), expected, rtol=1e-5, atol=1e3)

@@ -24,11 +24,6 @@ def test_the_noise_of_this_installation_passes() -> None:
     assert found["passed"] is True
     assert found["claimed_epsilon"] == 2
     assert 1.8 < found["epsilon_lower"] < 2
-    assert set(found) == {
-        "passed", "epsilon_lower", "claimed_epsilon", "delta", "confidence", "method", "trials", "bounds",
-        "adjacency", "sampling", "claim", "mechanism", "participation",
-        "rounds", "participations", "min_separation", "sampling_rate", "noise_multiplier",
-    }  # fmt: skip
     assert (found["adjacency"], found["sampling"]) == (ADJACENCY, "none")
 
 
@@ -58,7 +53,6 @@ def test_coins_are_audited_beside_the_noise(noise: str, exit_code: int) -> None:
     assert found["passed"] is True
     coins = found["with_coins"]
     assert (coins["claimed_epsilon"], coins["passed"]) == (2, exit_code == 0)
-    assert invoke(words).exit_code == exit_code
 
 
 @pytest.mark.parametrize(("gap", "exit_code"), [(0.1, 0), (8.0, 1)])

@@ -9,7 +9,7 @@ from click.testing import Result
 
 from fedcgd import LambdaCGD, Participation
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import read_mechanism, write_mechanism
+from fedcgd.optimisation.mechanism_json import read_mechanism, write_mechanism
 from fedcgd.quadratic import Quadratic, Spectrum
 
 MODULE = '''

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import command_line
@@ -51,7 +50,6 @@ def test_it_shows_how_far_the_run_is_and_names_nobody(begun: Ledger, tmp_path: P
         for needed in (plan.participation.sampling, "zero out one user", "1e-05"):
             assert needed in text
     assert '<meta http-equiv="refresh" content="2">' in page
-    HTMLParser().feed(page)
     assert "<script" not in page
 
 
@@ -88,13 +86,6 @@ def test_people_count_rounds_and_tries_from_one(begun: Ledger, tmp_path: Path) -
     assert (title, columns[:2], rows[0][:2]) == ("latest rounds, from 1", ["round", "attempt"], ["1", "1"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", rows[0][columns.index("ended")])
     assert (found["attempts"][0]["round"], found["attempts"][0]["attempt"]) == (0, 0)
-
-
-@pytest.mark.parametrize("every", ["-1", "0", "nan", "inf", "86401"])
-def test_a_pause_that_no_run_needs_is_refused(every: str, tmp_path: Path, begun: Ledger) -> None:
-    refused = command_line.run("watch", tmp_path / "run.db", "--every", every)
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("Error: --every must be in [0.2, 86400] seconds, got")
 
 
 def test_without_a_ledger_nothing_is_made(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Mechanisms fitted to a curvature: against dense matrices, each other, closed forms, and the best of a grid."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,10 @@ from fedcgd.curvature.stationary import optimal_error, stationary_error
 from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, matrix
 from fedcgd.optimisation import catalogue, fitted
 from fedcgd.optimisation.banded import unit_columns
-from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.optimisation.noise_curve import BARRIER, noise_curve
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
-from fedcgd.quadratic.factor import thin_factor
 from fedcgd.quadratic.loss import final_loss
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -35,22 +33,6 @@ def form(quadratic: Quadratic, n: int) -> np.ndarray:
     values = np.repeat(quadratic.spectrum.eigenvalues, np.array(quadratic.spectrum.counts, int))
     v = (1 - quadratic.learning_rate * values)[:, None] ** (n - 1 - np.arange(n))
     return v.T @ np.diag(values) @ v
-
-
-@pytest.mark.parametrize(
-    "quadratic",
-    [
-        SOME,
-        Quadratic(Spectrum.from_eigenvalues([1.9, 1.0, 0.3]), 1.0),
-        Quadratic(Spectrum.from_eigenvalues(np.geomspace(1e-5, 1, 500)), 1.0),
-    ],
-)
-def test_the_thin_factor_is_one_of_the_whole_form(quadratic: Quadratic) -> None:
-    n = 200
-    factor = thin_factor(quadratic, n)
-    assert factor.shape[1] < 40
-    whole = form(quadratic, n)
-    np.testing.assert_allclose(factor @ factor.T, whole, atol=1e-12 * whole.max())
 
 
 def objective(x: np.ndarray, quadratic: Quadratic, unit: float, barrier: float) -> float:
@@ -78,20 +60,6 @@ def test_noise_curve_is_the_optimum_of_problem_p1(n: int, p: int, barrier: float
         step = (step + step.T) * 1e-3
         assert objective(dense + step, SOME, unit, barrier) > here - 1e-6
         assert objective(dense - step, SOME, unit, barrier) > here - 1e-6
-
-
-def test_noise_curve_is_private_as_band_mf_is_and_loses_less() -> None:
-    participation = Participation(rounds=60, min_separation=6)
-    found = noise_curve(6, participation, quadratic=SOME, barrier=0.01)
-    prefix = catalogue.mechanism("band-mf:6", participation)
-    assert sensitivity(found, participation).value == pytest.approx(math.sqrt(10), rel=1e-12)
-    assert sensitivity(found, participation).exact
-    assert error(found, participation) < 0.96 * error(prefix, participation)
-    cyclic = Participation(rounds=60, min_separation=6, sampling="cyclic-poisson", sampling_rate=0.1)
-    ours, theirs = (calibrate(m, cyclic, epsilon=4, delta=1e-5).noise_multiplier for m in (found, prefix))
-    assert ours == pytest.approx(theirs, rel=1e-9)
-    with pytest.raises(ValueError, match="got 7"):
-        noise_curve(7, participation, quadratic=SOME)
 
 
 @pytest.mark.parametrize("participation", [MANY, Participation(rounds=60, min_separation=60)])
@@ -125,20 +93,6 @@ def test_long_runs_with_one_participation_have_the_stationary_optima() -> None:
         band_inv_mf(16, once, quadratic=quadratic),
     ):
         assert least * (1 - 1e-6) < error(mechanism, once, quadratic) < 1.02 * least
-
-
-def test_more_freedom_never_hurts() -> None:
-    lam = error(fitted.lambda_cgd(MANY, quadratic=SOME))
-    inverse = [error(band_inv_mf(p, MANY, quadratic=SOME)) for p in (1, 2, 4)]
-    assert inverse[0] == pytest.approx(error(LambdaCGD(0.0)), rel=1e-9)
-    assert inverse[1] == pytest.approx(lam, rel=1e-6)
-    assert inverse[2] <= inverse[1] * (1 + 1e-9)
-    # One buffer: c_t = scale·decay^(t−1) has λ^t in it.
-    buffers = [error(blt(d, MANY, quadratic=SOME)) for d in (1, 2)]
-    assert buffers[1] <= buffers[0] * (1 + 1e-6) <= lam * (1 + 1e-5)
-    bands = [error(banded_toeplitz(p, MANY, quadratic=SOME)) for p in (2, 4, 12)]
-    assert sorted(bands, reverse=True) == bands
-    assert error(noise_curve(12, MANY, quadratic=SOME)) < bands[2]
 
 
 @pytest.mark.parametrize("text", ["lambda-cgd", "nu-dp-ftrl", "band-inv-mf:3", "banded-toeplitz:4", "blt:1"])
@@ -182,6 +136,8 @@ def test_requests_that_make_no_sense() -> None:
         catalogue.mechanism("noise-curve:3", MANY)
     with pytest.raises(ValueError, match="noise-curve needs"):
         catalogue.mechanism("noise-curve", MANY, curvature=SOME)
+    with pytest.raises(ValueError, match="got 13"):
+        noise_curve(13, MANY, quadratic=SOME)
     with pytest.raises(ValueError, match="noise-curve cannot"):
         catalogue.mechanism("noise-curve:3:normalized", MANY, curvature=SOME)
     with pytest.raises(ValueError, match="lambda-cgd needs"):

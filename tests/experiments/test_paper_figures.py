@@ -5,7 +5,6 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -17,16 +16,6 @@ from fedcgd_experiments.paper_numbers import (
     correlation,
     normalisation,
 )
-
-
-def max_se(lam: float, k: int, b: int) -> float:
-    """MaxSE of DP-λCGD for σ_{ε,δ} = 1, n = k·b, by its closed forms (equations 13 to 15 of arXiv:2601.22334)."""
-    n = k * b
-    if lam == 0:
-        return math.sqrt(n * k)
-    lags = np.arange(1, k + 1)
-    squares = (1 - lam ** (2 * b)) / ((1 - lam**2) * (1 - lam**b) ** 2) * ((1 - lam ** (b * lags)) ** 2).sum()
-    return math.sqrt((1 + (1 - lam) ** 2 * (n - 1)) * float(squares))
 
 
 def test_a_round_has_more_noise_and_the_model_less() -> None:

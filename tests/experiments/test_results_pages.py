@@ -90,25 +90,6 @@ def test_the_numbers_of_cifar_are_those_of_its_trainings() -> None:
         for name in (pictures, reviews):
             assert f" | {' | '.join(means[name, label])} |\n" in board
     assert f" | {' | '.join(means[reviews, 'plan, without amplification'])} |\n" in board
-    gaps = {
-        name: [
-            fmean(by["λ-CGD, without amplification"][e]) - fmean(by["DP-SGD, Poisson"][e])
-            for e in by["DP-SGD, Poisson"]
-        ]
-        for name, by in found.items()
-    }
-    every = sorted(gap for several in gaps.values() for gap in several)
-    assert (round(every[0], 1), round(every[-1], 1)) == (-0.7, 0.4)  # as the board's words say
-    assert sum(gap >= -0.45 for gap in every) == 39
-    whole = {
-        epsilon: sorted(
-            fmean(by["λ-CGD, without amplification"][epsilon]) - fmean(by["DP-SGD, full batch"][epsilon])
-            for by in found.values()
-        )
-        for epsilon in (1.0, 8.0)
-    }
-    assert max(map(abs, whole[1.0])) <= 0.55
-    assert [whole[8.0][0], whole[8.0][-1]] == pytest.approx([1.15, 2.85], abs=0.05)
     tests: dict[tuple[str, float], list[float]] = {}
     for row in Results(RESULTS / "cifar10-scattering-4.jsonl").rows():
         if row["split"] == "test" and row["seed"] in (1000, 1001):

@@ -3,17 +3,17 @@
 import itertools
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
 from flower_runs import SIZE, asked_users, hosting, make, names, two_nodes
-from plans import make_plan
 from shared import record
 
-from fedcgd import DPSGD, NoiseKey, Participation
-from fedcgd_flower import IncompleteRunError, PrivateEvaluation, sequential_training
+from fedcgd import DPSGD, Participation
+from fedcgd.participation.history import History
+from fedcgd_flower import IncompleteRunError, sequential_training
+from fedcgd_flower.cohort import Draw
 from fedcgd_flower.users import HostedUsers, balance_users, nodes_of_users
 
 
@@ -65,6 +65,31 @@ def test_every_user_goes_to_a_node_of_its_own_and_the_same_draw_to_the_same_node
         assert all(node in nodes[user] for user, node in chosen.items())
 
 
+def test_every_round_is_at_as_many_nodes_as_a_sum_needs_wherever_a_plan_can_have_that() -> None:
+    """Exactly the users that the plan needs: one who is asked too early is missing in a later round."""
+    random_, possible = random.Random(1), 0
+    for number in range(300):
+        rounds, least, hosts = random_.randint(2, 5), random_.randint(2, 3), random_.randint(3, 5)
+        size, apart = random_.randint(least, 7), random_.choice([1, rounds])
+        participation = Participation(rounds=2 * rounds, min_separation=apart, max_participations=2)
+        users, weights = names(participation.users_for(size)), [random_.random() for _ in range(hosts)]
+        nodes = {user: (random_.choices(range(hosts), weights)[0],) for user in users}
+        hosted, history = Counter(node for (node,) in nodes.values()), History()
+        if sum(min(count, rounds) for count in hosted.values()) < least * rounds:
+            continue  # some round must be at fewer, whoever is asked when (Gale and Ryser)
+        possible += 1
+        for round in range(2 * rounds):
+            draw = Draw(participation, round, history, b"key%d" % number)
+            chosen = draw.at_nodes(nodes, size, least)
+            assert chosen is not None
+            assert len(chosen) == size
+            assert len(set(chosen.values())) >= least
+            history = history.with_round(round, chosen)
+            again = Draw(participation, round, history, draw.key).at_nodes(nodes, size, least)
+            assert again == chosen
+    assert possible > 100
+
+
 @pytest.mark.parametrize(
     "participation",
     [
@@ -87,24 +112,6 @@ def test_neither_who_is_drawn_nor_a_bit_of_the_model_depends_on_how_many_nodes_s
             assert max(sizes) - min(sizes) <= 1
     assert models[0] == models[1]
     assert drawn[0] == drawn[1]
-
-
-def test_a_run_that_goes_on_with_another_number_of_nodes_has_the_same_bits(tmp_path: Path) -> None:
-    def trained(name: str, counts: list[int]) -> bytes:
-        for count in counts:
-            grid = FakeGrid({i: sharing(names(12)) for i in range(1, count + 1)})
-            result = make(ledger=tmp_path / name).start(grid, record(np.zeros(SIZE)), num_rounds=2)
-        assert result.complete
-        return result.arrays["w"].numpy().tobytes()
-
-    assert trained("broken.db", [2, 3, 1]) == trained("unbroken.db", [2, 2, 2])
-
-
-def test_too_few_users_are_told_with_the_nodes_that_share_them() -> None:
-    grid = FakeGrid({i: sharing(names(3)) for i in (1, 2)})
-    strategy = make(expected_users=3)
-    with pytest.raises(IncompleteRunError, match="take part"):
-        strategy.start(grid, record(np.zeros(SIZE)))
 
 
 def test_users_that_two_nodes_claim_are_counted_where_too_few_are_left() -> None:
@@ -138,20 +145,6 @@ def test_who_is_drawn_and_away_is_not_asked_anywhere() -> None:
     assert {node for round in (2, 3) for node in tries[round, 0]} == {1, 5}
 
 
-def test_an_evaluation_is_spread_as_well() -> None:
-    users = names(12)
-    grid = FakeGrid({i: sharing(users) for i in (1, 2, 3)})
-    plan = make_plan(DPSGD(), Participation(rounds=2, max_participations=1), noise_multiplier=1e-6)
-    evaluation = PrivateEvaluation(plan=plan, bounds={"eval_acc": 1.0}, every=3, cohort_size=6)
-    strategy = make(evaluation=evaluation, key=NoiseKey.simulation(3))
-    result = strategy.start(grid, record(np.zeros(SIZE)))
-    asked = [m for m in grid.sent if m.metadata.message_type == "evaluate"]
-    sizes = [len(message.content["fedcgd"]["users"]) for message in asked]
-    assert sizes == [2] * 6
-    assert len({user for message in asked for user in message.content["fedcgd"]["users"]}) == 12
-    assert result.evaluate_metrics_clientapp[3]["eval_acc"] == pytest.approx(1.0, abs=1e-3)
-
-
 def test_a_list_that_many_nodes_share_is_gone_through_once() -> None:
     """500 nodes and 10,000 users would be five million looks a round."""
     looked = Counter()
@@ -165,3 +158,9 @@ def test_a_list_that_many_nodes_share_is_gone_through_once() -> None:
     nodes, twice = nodes_of_users(dict.fromkeys(range(500), theirs))
     assert (len(nodes), twice, looked) == (10_000, set(), {"at it": 1})
     assert set(Counter(balance_users(theirs.users[:1000], nodes).values()).values()) == {2}
+
+
+def test_a_round_in_which_nobody_is_drawn_is_a_round_all_the_same() -> None:
+    """Were it skipped, who is drawn would be seen."""
+    rare = Participation(rounds=6, sampling="poisson", sampling_rate=2.0**-60)
+    assert Draw(rare, 0, History(), b"key").at_nodes({"ann": (1,)}, 4, least=1) == {}

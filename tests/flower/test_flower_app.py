@@ -1,14 +1,12 @@
 """An ordinary Flower app with one line more: whole state_dicts, every way to give the mod, other mods beside it."""
 
 import itertools
-import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode, is_training
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.client import mod as old
 from flwr.clientapp import ClientApp
@@ -20,7 +18,7 @@ from torch import nn
 from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays
 from fedcgd_flower.layout import Layout, cast_as_trained
-from fedcgd_flower.users import UserDirectory
+from fedcgd_flower.users import configured_user
 
 LOCAL_DP = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
 
@@ -248,18 +246,9 @@ def test_a_node_without_an_id_says_so(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_modes_of_an_id() -> None:
-    grid = FakeGrid(
-        {
-            1: FakeNode(
-                ordinary_app("group", [], mods=[clipped_update_mod]), config={"user-id": "ann", "partition-id": 0}
-            ),
-            2: FakeNode(ordinary_app("group", [], mods=[clipped_update_mod]), config={"partition-id": 0}),
-        }
-    )
-    assert UserDirectory("declared", lambda users, node, *, single=False: set(users)).refresh(grid) == {
-        "ann": (1,),
-        "0": (2,),
-    }
+    for config, user in (({"user-id": "ann", "partition-id": 0}, "ann"), ({"partition-id": 0}, "0"), ({}, None)):
+        context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+        assert configured_user(context) == user
 
 
 def test_half_precision_is_no_update() -> None:
@@ -301,24 +290,6 @@ def test_a_model_trained_in_16_bits_is_rounded_as_torch_rounds_it(half: torch.dt
     assert cast_as_trained(model, [model], layout) is model
 
 
-def test_only_trained_arrays_from_the_server_and_a_whole_state_dict_from_nodes() -> None:
-    """With `arrays_of` on the server nothing frozen is sent at all; what a node replies beyond that is left out."""
-    app = ClientApp(mods=[clipped_update_mod])
-
-    @app.train()
-    def train(message: Message, context) -> Message:
-        model = make_net()
-        load_arrays(model, message.content["arrays"])
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)
-
-    grid = nodes(app)
-    run = strategy()
-    final = run.start(grid, arrays_of(make_net())).arrays
-    assert not run.dropped
-    assert list(final) == TRAINABLE
-    assert all("carried" not in request.content for request in grid.sent)
-
-
 STATE = make_net("group").state_dict()
 
 
@@ -342,35 +313,9 @@ def test_a_reply_of_another_model_is_told_as_that(record, told: str, caplog: pyt
     assert "whole model" in caplog.text
 
 
-def test_a_finished_run_that_is_started_again_says_that_it_trains_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def start() -> None:
-        grid = nodes(ordinary_app("group", [], mods=[clipped_update_mod]))
-        run = strategy(ledger=tmp_path / "run.db")
-        run.start(grid, ArrayRecord(make_net("group").state_dict()))
-
-    words = "all 2 rounds of this run were released before: nothing is trained"
-    start()
-    assert words not in caplog.text
-    with caplog.at_level(logging.WARNING, logger="flwr"):
-        start()
-    assert words in caplog.text
-
-
 def test_helpers_name_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"parameter 'norm\.weight'"):
         load_arrays(make_net(), ArrayRecord({"head.weight": Array(np.zeros((2, 4), np.float32))}))
-
-
-def test_a_train_function_of_another_strategy_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    message = Message(
-        RecordDict({"arrays": ArrayRecord(make_net("group").state_dict()), "config": ConfigRecord()}),
-        dst_node_id=1,
-        message_type="train",
-    )
-    with pytest.raises(ValueError, match="CorrelatedNoise"):
-        clipped_update_mod(message, None, None)
 
 
 def test_an_app_of_the_earlier_api_is_told_what_it_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Strategy
 from shared import record
 
-from fedcgd_flower.inner import inner_request, inner_step, restore_state, saved_state
+from fedcgd_flower.inner import inner_request, inner_step
 
 START = np.array([1.0, -2.0, 0.5], np.float32)
 
@@ -27,19 +27,6 @@ MEANS = [
 ]
 
 
-def test_fedavg_adds_the_mean() -> None:
-    np.testing.assert_allclose(run(FedAvg(), MEANS), START + sum(MEANS), rtol=1e-6)
-
-
-def test_fedavgm_is_heavy_ball_on_the_mean() -> None:
-    expected, momentum = START.astype(np.float64), np.zeros(3)
-    for mean in MEANS:
-        momentum = 0.9 * momentum + mean
-        expected = expected + 0.5 * momentum
-    got = run(FedAvgM(server_learning_rate=0.5, server_momentum=0.9), MEANS)
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
 def test_fedadam_is_adam_on_the_mean() -> None:
     expected, m, v = START.astype(np.float64), np.zeros(3), np.zeros(3)
     for t, mean in enumerate(MEANS, start=1):
@@ -48,26 +35,6 @@ def test_fedadam_is_adam_on_the_mean() -> None:
         step = 0.1 * np.sqrt(1 - 0.99 ** (t + 1)) / (1 - 0.9 ** (t + 1))
         expected = expected + step * m / (np.sqrt(v) + 1e-3)
     np.testing.assert_allclose(run(FedAdam(eta=0.1), MEANS), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        FedAvg,
-        FedProx,
-        lambda: FedAvgM(server_learning_rate=0.5, server_momentum=0.9),
-        lambda: FedAdam(eta=0.1),
-        lambda: FedYogi(eta=0.1),
-        lambda: FedAdagrad(eta=0.1),
-    ],
-)
-def test_saved_state_continues_as_if_never_stopped(make) -> None:
-    whole = run(make(), MEANS)
-    first = make()
-    halfway = run(first, MEANS[:2])
-    second = make()
-    restore_state(second, saved_state(first, None))
-    np.testing.assert_array_equal(run(second, MEANS[2:], first=3, start=halfway), whole)
 
 
 def test_no_function_is_asked_to_average_metrics_that_do_not_leave_the_nodes() -> None:

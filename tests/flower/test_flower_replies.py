@@ -14,14 +14,6 @@ from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import sum_of_replies, train_reply
 
 
-def test_honest_reply_is_read_as_sent() -> None:
-    update = np.array([100_000, -200_000, 300_000, 0, 100_001])
-    result = read_train_reply(train_reply(request(), TASK, update, 2), TASK)
-    assert isinstance(result, NodeSum)
-    assert result.answered == 2
-    np.testing.assert_array_equal(result.update, update)
-
-
 def test_sums_that_32_bits_do_not_hold_are_sent_in_64() -> None:
     assert TASK.dtype == np.int32
     fine = replace(TASK, clipping=replace(TASK.clipping, grid=Lattice(2.0**-40)))
@@ -32,13 +24,6 @@ def test_sums_that_32_bits_do_not_hold_are_sent_in_64() -> None:
     assert isinstance(result, NodeSum)
     np.testing.assert_array_equal(result.update, update)
     assert read_train_reply(reply, TASK) == "wrong type"
-
-
-def test_enormous_norm_is_clipped_to_users_times_clip_norm() -> None:
-    for value in (2**31 - 1, -(2**31), 2**20):
-        result = read_train_reply(reply_with(np.full(5, value, np.int32)), TASK)
-        assert isinstance(result, NodeSum)
-        assert 2 * 0.5 * (1 - 1e-5) < 2.0**-20 * np.linalg.norm(result.update) <= 2 * 0.5
 
 
 def test_norms_are_taken_over_all_of_a_long_sum() -> None:
@@ -129,6 +114,8 @@ def with_arrays(*names: str) -> Message:
         ),
         (Message(Error(code=5, reason="node unavailable"), reply_to=request()), "node lost"),
         (Message(Error(code=3, reason="message unavailable"), reply_to=request()), "node lost"),
+        (Message(Error(code=4, reason="reply unavailable"), reply_to=request()), "node lost"),
+        (Message(Error(code=1, reason="secret"), reply_to=request()), "app crashed"),
         (Message(Error(code=8, reason="secret"), reply_to=request()), "app crashed"),
         (reply_with(np.zeros(5, np.int32), task={"round": 2}), "wrong round"),
         (reply_with(np.zeros(5, np.int32), task={"attempt": 0}), "wrong round"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, Killed
-from flower_runs import KEY, SIZE, STEP, UPDATE, make, node, on_the_grid, two_nodes
+from flower_runs import SIZE, STEP, UPDATE, make, node, on_the_grid, two_nodes
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from shared import record
@@ -84,31 +84,6 @@ def test_killed_anywhere_and_started_again(
     assert checked.guarantee.epsilon == pytest.approx(make().plan.guarantee().epsilon)
 
 
-def test_resumed_run_is_the_run_that_was_never_killed(tmp_path: Path) -> None:
-    """With a kill between rounds no noise index is burnt, so that even the numbers agree; FedAdam's moments included."""
-    whole = final_model(None, FedAdam(eta=0.05))
-    path = tmp_path / "run.db"
-    for _ in range(3):
-        result = make(FedAdam(eta=0.05), ledger=path).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
-    np.testing.assert_array_equal(result.arrays["w"].numpy(), whole)
-
-
-def test_a_burnt_attempt_is_replaced_by_fresh_noise_that_later_rounds_cancel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "run.db"
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "record_released", dying(1, Ledger.record_released))
-        with pytest.raises(Killed):
-            final_model(path)  # round 1 dies when its noise is already added
-    final = final_model(path)
-    stream = NoiseStream(KEY.noise)
-    attempts = [0, 1, 0, 0, 0, 0]
-    noise = np.stack([stream.normal(t, a, 0, SIZE) for t, a in enumerate(attempts)]).astype(np.float64)
-    added = on_the_grid(inverse_matrix(LambdaCGD(0.8), ROUNDS) @ noise, list(enumerate(attempts)))
-    np.testing.assert_allclose(final, ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=5e-6)
-
-
 @pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BSR(bands=3)], ids=["replayed", "from buffers"])
 def test_a_resumed_run_makes_the_noise_of_its_record_again(mechanism, tmp_path: Path) -> None:
     """The nonces of a secret key are random: in another order, what later rounds take off is not what earlier ones added."""
@@ -138,6 +113,7 @@ def test_a_resumed_run_makes_the_noise_of_its_record_again(mechanism, tmp_path: 
         {"noise_multiplier": 1.0},
         {"clip_norm": 1.0},
         {"cohort_size": 3},
+        {"identity": "authenticated"},
         {"participation": Participation(rounds=9, min_separation=3)},
         {"key": NoiseKey.simulation(8)},
     ],
@@ -191,18 +167,14 @@ def test_the_average_of_the_guide_is_that_of_released_models_also_after_a_crash(
     np.testing.assert_allclose(strategy.inner.total["w"], total, rtol=1e-6, atol=1e-7)
 
 
-def test_what_is_set_on_the_inner_strategy_before_the_start_counts(tmp_path: Path) -> None:
+def test_what_is_set_on_the_inner_strategy_before_the_start_counts() -> None:
     """`start` put back what it was when it was wrapped."""
-    strategy = make(FedAvgM(server_learning_rate=0.5), ledger=tmp_path / "run.db")
-    strategy.inner.server_learning_rate = 0.25
-    found = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1).arrays["w"].numpy()
-    np.testing.assert_array_equal(found, final_model_of(FedAvgM(server_learning_rate=0.25)))
-    with pytest.raises(ValueError, match="another run"):
-        make(FedAvgM(server_learning_rate=0.5), ledger=tmp_path / "run.db").start(two_nodes(), record(np.zeros(SIZE)))
-
-
-def final_model_of(inner) -> np.ndarray:
-    return make(inner).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1).arrays["w"].numpy()
+    models = []
+    for first in (0.5, 0.25):
+        strategy = make(FedAvgM(server_learning_rate=first))
+        strategy.inner.server_learning_rate = 0.25
+        models.append(strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1).arrays["w"].numpy())
+    np.testing.assert_array_equal(*models)
 
 
 class Counts(FedAvg):

@@ -10,7 +10,7 @@ import command_line
 import ledgers
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode, Killed, is_training
+from fake_grid import FakeGrid, FakeNode, Killed
 from flower_runs import hosting, one_user
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
@@ -447,22 +447,6 @@ def test_users_whose_evaluation_fails_have_not_answered(caplog) -> None:
     result = start(make(evaluation()), FakeGrid({1: pool(names(), measure)}))
     assert (result.complete, result.evaluate_metrics_clientapp) == (True, {})
     assert "no evaluation" in caplog.text
-
-
-def test_metrics_leave_a_node_only_in_the_sum() -> None:
-    """No record of metrics, and no accuracy as a number, is in any reply."""
-    grid = FakeGrid({i: single(user) for i, user in enumerate(names())})
-    seen = []
-    for node in grid.nodes.values():
-        node.tamper = lambda request, reply: seen.append(reply) or reply
-    start(make(evaluation()), grid)
-    evaluations = [reply for reply in seen if reply.metadata.message_type == "evaluate"]
-    assert len(evaluations) == 3 * USERS
-    for reply in evaluations:
-        assert not reply.content.metric_records
-        assert set(reply.content["fedcgd"]) == {"round", "attempt", "answered", "checksum"}
-        assert reply.content["update"]["flat"].numpy().shape == (2,)
-    assert any(is_training(message) for message in grid.sent)
 
 
 def test_what_cannot_work_is_refused_at_once() -> None:

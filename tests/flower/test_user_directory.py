@@ -3,14 +3,12 @@
 import logging
 from collections.abc import Mapping
 
-import numpy as np
 import pytest
 from clock import Clock
 from fake_grid import FakeGrid, FakeNode
-from flower_runs import SIZE, hosting, make, names, node, two_nodes
+from flower_runs import hosting
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from shared import record
 
 import fedcgd_flower.users as module
 from fedcgd_flower import ClippedUpdateMod
@@ -232,13 +230,6 @@ def test_a_node_that_names_everybodys_users_is_named(caplog: pytest.LogCaptureFi
     assert alone(directory.refresh(grid)) == {"ann": 8, "bob": 8}
 
 
-def test_the_run_that_it_stops_says_which_node_it_was() -> None:
-    grid = two_nodes()
-    grid.nodes[7] = node(names(12))
-    with pytest.raises(ValueError, match="12 users"):
-        make(patience=0).start(grid, record(np.zeros(SIZE)))
-
-
 @pytest.mark.parametrize("says_so", [1, 2])
 def test_a_user_is_shared_only_if_both_nodes_say_so(says_so: int, caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid({i: pool("ann", f"user {i}", shared=i == says_so) for i in (1, 2)})
@@ -278,14 +269,3 @@ def test_nodes_that_share_cannot_take_a_registered_nodes_users_and_lose_what_it_
     assert directory.refresh(grid) == {"bob": (3,), "cat": (1, 2, 4)}
     grid.nodes[5] = pool("cat", name="silo2")
     assert directory.refresh(grid) == {"bob": (3,), "cat": (5,)}
-
-
-def test_lists_that_are_the_same_are_kept_once_in_whatever_order_they_come() -> None:
-    """A hundred nodes that share ten thousand users would otherwise keep a million."""
-    users = ("ann", "bob", "cat")
-    grid = FakeGrid({i: pool(*users[i % 3 :], *users[: i % 3], shared=True) for i in range(9)})
-    directory = make_directory()
-    nodes = directory.refresh(grid)
-    assert len({id(hosted) for hosted in directory._declared.values()}) == 1
-    assert len({id(where) for where in nodes.values()}) == 1
-    assert nodes["cat"] == tuple(range(9))

@@ -54,6 +54,7 @@ class Run:
         accumulation=1,
         noise_multiplier=1.0,
         record=None,
+        optimizer=torch.optim.SGD,
         **options,
     ):
         torch.manual_seed(0)
@@ -66,7 +67,7 @@ class Run:
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
         )
-        self.base = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad or everything], lr=rate)
+        self.base = optimizer([p for p in self.model.parameters() if p.requires_grad or everything], lr=rate)
         self.engine = CorrelatedPrivacyEngine(key or NoiseKey.simulation(1), record=record)
         private = self.engine.make_private(
             module=self.model,

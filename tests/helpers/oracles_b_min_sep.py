@@ -5,6 +5,9 @@ import math
 
 import numpy as np
 
+ONE_OF_TWO = {(0,): 0.5, (1,): 0.5}
+"""The law of one of two columns by a fair coin: two bins, or one round of an epoch of two."""
+
 
 def patterns(rounds: int, separation: int, rate: float, *, warm: bool) -> dict[tuple[int, ...], float]:
     """Every set of rounds that one user may take part in, with its probability."""

@@ -37,7 +37,7 @@ from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.ledger import model_file
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
 from fedcgd_flower.keepers import KeeperParties
-from fedcgd_flower.messages import question_of
+from fedcgd_flower.noise_provider import question_of
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
 

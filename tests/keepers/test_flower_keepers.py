@@ -9,14 +9,14 @@ import pytest
 from command_line import run
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
-from flower_runs import PLAN, one_user
+from flower_runs import PLAN, names, one_user
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make, node, opening_asked, two_nodes
 from shared import record
 from sql import edit
 
-from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd import BISR, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import export, released_model, verify
@@ -24,9 +24,9 @@ from fedcgd.ledger.attempts import read_openings as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
-from fedcgd_flower.keepers.messages import _bounded
+from fedcgd_flower.keepers.messages import _bounded, _or_zeros
 from fedcgd_flower.keepers.transport import Transport, Waits
-from fedcgd_flower.messages import question_of
+from fedcgd_flower.noise_provider import question_of
 from fedcgd_flower.round import TrainingRounds
 
 SIZE = 6
@@ -153,6 +153,14 @@ def test_a_sum_that_is_too_long_is_scaled_before_it_is_masked() -> None:
     assert np.array_equal(_bounded(short, TASK, 1), short)
 
 
+@pytest.mark.parametrize(
+    "wrong", [np.ones(TASK.size), np.ones(TASK.size + 1, np.int64), "text"], ids=["floats", "long", "text"]
+)
+def test_what_is_no_sum_in_whole_steps_is_masked_as_zeros(wrong) -> None:
+    values = _or_zeros(lambda: wrong, TASK)
+    assert (values.dtype, values.shape, values.any()) == (np.int64, (TASK.size,), False)
+
+
 def test_a_round_whose_opening_failed_is_spent_and_the_next_cancels_what_was_released(real: RealKeepers) -> None:
     grid = real.grid()
     fail_once(grid, 11, round=2)
@@ -209,14 +217,6 @@ def test_an_old_copy_of_a_keepers_record_spends_no_round(real: RealKeepers, tmp_
     assert [opened.state for opened in openings(real)] == ["released"] * 3
     held.write_bytes(new)
     assert real.make().start(real.grid(), record(np.zeros(SIZE))).complete
-
-
-def test_a_key_that_served_another_run_spends_no_round(real: RealKeepers, tmp_path: Path) -> None:
-    real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=1)
-    real.key, real.ledger = NoiseKey.from_file(tmp_path / "another.key", create=True), tmp_path / "another.db"
-    with pytest.raises(IncompleteRunError, match="served another"):
-        real.make().start(real.grid(), record(np.zeros(SIZE)))
-    assert openings(real) == ()
 
 
 def test_one_keeper_may_be_away_where_that_is_agreed(tmp_path: Path) -> None:
@@ -355,9 +355,7 @@ def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeeper
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mechanism": BandInvMF((1.0, 0.5))}, "nothing else is proven"),
         ({"participation": Participation(rounds=6, min_separation=3, sampling="balls-in-bins")}, "sampling 'none'"),
-        ({"noise_multiplier": 0.0}, "this plan has none"),
         ({"key": NoiseKey.generate()}, "simulated keepers go with a simulation key"),
     ],
 )
@@ -375,6 +373,16 @@ def test_a_node_with_keepers_sends_nothing_in_the_clear_and_one_without_cannot_t
     grid = two_nodes(None)
     with pytest.raises(IncompleteRunError):
         make(SIMULATED).start(grid, record(np.zeros(SIZE)), timeout=1)
+
+
+def test_a_run_with_just_enough_users_has_two_nodes_in_every_round_and_one_node_is_asked_nothing() -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users[:9]), 2: node(users[9:])})  # a user of node 2 in each of three rounds
+    assert make().start(grid, record(np.zeros(SIZE))).complete
+    grid = FakeGrid({1: node(users)})
+    with pytest.raises(IncompleteRunError, match="fewer than 2 nodes"):
+        make().start(grid, record(np.zeros(SIZE)))
+    assert not any(is_training(message) for message in grid.sent)
 
 
 def test_the_log_says_against_whom_epsilon_holds(caplog) -> None:

@@ -8,7 +8,7 @@ import oracles_mechanisms as oracle
 import pytest
 
 from fedcgd import Participation, error_norms, sensitivity
-from fedcgd.mechanisms import DPSGD, Dense, Diagonal, SquareRootToeplitz, matrix
+from fedcgd.mechanisms import Dense, matrix
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation import catalogue
 
@@ -70,30 +70,3 @@ def test_first_column_of_table_4(text: str, printed: float) -> None:
     assert bound.exact
     found = error_norms(mechanism, 3900).rmse(bound.value * SIGMA)
     assert found == pytest.approx(printed, rel=1e-3)
-
-
-def errors(mechanism, n, k, b):
-    """(RMSE, MaxSE) for σ = sensitivity."""
-    value = sensitivity(mechanism, Participation(rounds=n, min_separation=b, max_participations=k)).value
-    norms = error_norms(mechanism, n)
-    return norms.rmse(value), norms.max_se(value)
-
-
-@pytest.mark.parametrize("n", [1, 2, 10, 300])
-def test_theorem_4(n) -> None:
-    trivial, _ = errors(DPSGD(), n, n, 1)
-    diagonal, _ = errors(Diagonal(), n, n, 1)
-    assert trivial == pytest.approx(math.sqrt(n * (n + 1) / 2), rel=1e-12)  # eq. 9
-    assert diagonal == pytest.approx(sum(math.sqrt(j) for j in range(1, n + 1)) / math.sqrt(n), rel=1e-12)  # eq. 10
-    lower = math.sqrt((n + 1) * (2 * n + 1) / 6)  # eq. 11: no factorisation is better
-    for mechanism in mechanism_table.ONE_OF_EACH.values():
-        assert errors(mechanism, n, n, 1)[0] >= lower * (1 - 1e-12)
-    if n == 300:
-        assert trivial / diagonal == pytest.approx(3 / (2 * math.sqrt(2)), rel=0.005)  # "about 6 %"
-
-
-def test_error_of_the_square_root_grows_by_the_logarithm() -> None:
-    # MaxSE = ‖A^(1/2)‖²_{2→∞} = Σ c_t² = log(n)/π + 0.5 + 0.57/π + … for one participation (Fichtenberger et al., 2023).
-    for n in (100, 10_000):
-        _, found = errors(SquareRootToeplitz(), n, 1, n)
-        assert found == pytest.approx((math.log(n) + np.euler_gamma + 4 * math.log(2)) / math.pi, abs=2 / n)

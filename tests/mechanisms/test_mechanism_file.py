@@ -10,8 +10,9 @@ from mechanism_table import ONE_OF_EACH
 
 from fedcgd import BISR, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, Participation, Plan
 from fedcgd.ledger import verify
-from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
+from fedcgd.optimisation import catalogue, mechanism_json
+from fedcgd.optimisation.catalogue import MechanismSpec
+from fedcgd.optimisation.mechanism_json import describe, read_mechanism, write_mechanism
 from fedcgd_experiments.central import claim, mechanism_of
 from fedcgd_experiments.point import Setup
 
@@ -86,5 +87,5 @@ def test_a_flower_run_takes_a_file_and_its_ledger_keeps_what_it_said(tmp_path: P
     _, told = released_by_the_app(changes, tmp_path, monkeypatch)
     path.unlink()
     assert verify(tmp_path / "run.db").problems == ()
-    assert catalogue.from_description(told["mechanism"]) == BandInvMF((1.0, -0.6))
+    assert mechanism_json.from_description(told["mechanism"]) == BandInvMF((1.0, -0.6))
     assert str(path).encode() not in (tmp_path / "run.db").read_bytes()

@@ -28,7 +28,8 @@ from fedcgd.mechanisms import (
 )
 from fedcgd.mechanisms import toeplitz as series
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description, spelling_of
+from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
+from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.participation import Participation
 
 
@@ -112,24 +113,6 @@ def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
     assert made == expected
     assert made.name == text.partition(":")[0]
     assert str(MechanismSpec.parse(text)) == text == spelling_of(made)
-
-
-@pytest.mark.parametrize(
-    ("text", "values", "symbols", "bands"),
-    [
-        ("bifr", (), ["p", "γ"], None),
-        ("bifr:3", (3,), ["γ"], 3),
-        ("bifr:3:0.7", (3, 0.7), [], 3),
-        ("lambda-mu:0.8", (0.8,), ["μ"], None),
-        ("blt:2", (2,), [], None),
-        ("dp-sgd", (), [], None),
-    ],
-)
-def test_numbers_are_left_open_from_the_right(text: str, values, symbols, bands) -> None:
-    asked = MechanismSpec.parse(text)
-    assert (asked.values, [parameter.symbol for parameter in asked.open], asked.bands) == (values, symbols, bands)
-    assert asked.is_open == bool(symbols)
-    assert str(asked) == text
 
 
 @pytest.mark.parametrize(

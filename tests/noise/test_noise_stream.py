@@ -16,14 +16,8 @@ from fedcgd.noise.stream import CONSTANTS, blocks
 KEY = bytes(range(32))
 OTHER = bytes(range(1, 33))
 STREAM = NoiseStream(KEY)
-N = 1_000_000
 TILE = 1536
 PART = 64 * TILE  # what NumPy makes at once
-
-
-@pytest.fixture(scope="module")
-def sample() -> np.ndarray:
-    return STREAM.normal(3, 1, 0, N)
 
 
 @pytest.mark.parametrize("start", [0, 1, 127, 128, TILE - 3, TILE, 5 * TILE + 640, 2**32 * 12 - 4, 2**40 - 8])
@@ -111,15 +105,6 @@ def test_tails_are_reached_with_the_right_chance():
     assert 11.35 < least < LARGEST
 
 
-def test_numbers_are_accurate_to_float32_across_their_range():
-    generator = np.random.default_rng(1)
-    k = (np.exp2(generator.uniform(0, 30.9, (20000, 3))) * generator.choice([-1, 1], (20000, 3))).astype(np.int64)
-    rows = np.concatenate([k, generator.integers(-(2**31), 2**31, (20000, 5))], axis=1)
-    exact = np.array([oracles_noise.box_muller([int(one) % 2**32 for one in row]) for row in rows]).T
-    radius = np.hypot(exact[::2], exact[1::2]).repeat(2, axis=0)
-    assert np.max(np.abs(numbers_of(rows) - exact) / radius) < 1e-6
-
-
 @pytest.mark.parametrize("start", [0, 3, TILE - 1, TILE, PART - 5])
 def test_any_part_equals_the_part_of_the_whole(start):
     whole = STREAM.normal(1, 0, 0, 2 * PART + 100)
@@ -163,29 +148,6 @@ def test_the_numbers_of_a_block_are_normal_and_independent():
             assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda: STREAM.normal(4, 1, 0, N),
-        lambda: STREAM.normal(3, 2, 0, N),
-        lambda: STREAM.normal(3, 1 + 2**127, 0, N),
-        lambda: STREAM.normal(1, 3, 0, N),
-        lambda: STREAM.normal(3, 1, 1, N + 1),
-        lambda: STREAM.normal(3, 1, 128, N + 128),
-        lambda: STREAM.normal(3, 1, TILE, TILE + N),
-        lambda: NoiseStream(OTHER).normal(3, 1, 0, N),
-    ],
-    ids=["round", "nonce", "high bit of the nonce", "swapped", "coordinate", "number of a block", "tile", "key"],
-)
-def test_other_indices_and_keys_give_independent_noise(sample, other):
-    z = other()
-    assert abs(np.mean(sample * z)) * np.sqrt(N) < 4
-    assert abs(np.mean((sample**2 - 1) * (z**2 - 1)) / 2) * np.sqrt(N) < 4
-    assert np.mean(sample == z) < 1e-5
-    mixed = sample + np.float32(0.01) * sample
-    assert abs(np.mean(sample * mixed)) * np.sqrt(N) > 4, "does not see dependence"
-
-
 def test_no_two_indices_share_a_key():
     # Fields of a fixed width: what is written for one index is never what is written for another.
     ends = [0, 1, 256, 2**32 - 1]
@@ -224,9 +186,15 @@ def test_a_key_of_another_length_is_refused(size):
         NoiseStream(bytes(size))
 
 
-def test_derived_streams_are_independent_and_a_function_of_key_and_purpose(sample):
-    derived = STREAM.derive("smoothing").normal(3, 1, 0, N)
-    assert abs(np.mean(sample * derived)) * np.sqrt(N) < 4
-    np.testing.assert_array_equal(derived[:10], NoiseStream(KEY).derive("smoothing").normal(3, 1, 0, 10))
-    assert not np.array_equal(derived[:10], STREAM.derive("other").normal(3, 1, 0, 10))
-    assert not np.array_equal(derived[:10], NoiseStream(OTHER).derive("smoothing").normal(3, 1, 0, 10))
+def test_derived_streams_are_independent_and_a_function_of_key_and_purpose():
+    derived, *others = (
+        stream.normal(3, 1, 0, 10)
+        for stream in (
+            STREAM.derive("smoothing"),
+            STREAM,
+            STREAM.derive("other"),
+            NoiseStream(OTHER).derive("smoothing"),
+        )
+    )
+    np.testing.assert_array_equal(derived, NoiseStream(KEY).derive("smoothing").normal(3, 1, 0, 10))
+    assert not any(np.array_equal(derived, other) for other in others)

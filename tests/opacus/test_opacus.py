@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from central_runs import Run, examples, network
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from oracles_gradients import clipped_sum
 from plans import make_plan
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon, select_lambda
-from fedcgd.central.releases import Releases
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.mechanisms.schedule import scheduled_workload
@@ -24,11 +24,6 @@ KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
 ROUNDS = EPOCHS * EXAMPLES // BATCH
 MECHANISM = LambdaCGD(0.8)
-
-
-def data(size=EXAMPLES):
-    generator = torch.Generator().manual_seed(2)
-    return TensorDataset(torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator))
 
 
 def participation_of(sampling="none", *, steps=EXAMPLES // BATCH, epochs=EPOCHS, groups=2):
@@ -46,18 +41,13 @@ def plan_of(mechanism=MECHANISM, sampling="none", *, clip_norm=CLIP, sigma=SIGMA
     )
 
 
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
 def make(*, mechanism=MECHANISM, sampling="none", key=KEY, size=EXAMPLES, epochs=EPOCHS, plan=None, **options):
     model = network()
     engine = CorrelatedPrivacyEngine(key)
     private = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
-        data_loader=DataLoader(data(size), batch_size=BATCH),
+        data_loader=DataLoader(examples(size, scale=1.0), batch_size=BATCH),
         plan=plan or plan_of(mechanism, sampling, epochs=epochs),
         **options,
     )
@@ -69,7 +59,7 @@ def make_with_epsilon(**options):
     engine = CorrelatedPrivacyEngine(KEY)
     usual = {
         "module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=RATE), "mechanism": MECHANISM,
-        "data_loader": DataLoader(data(), batch_size=BATCH), "target_epsilon": 3.0, "target_delta": 1e-4,
+        "data_loader": DataLoader(examples(EXAMPLES, scale=1.0), batch_size=BATCH), "target_epsilon": 3.0, "target_delta": 1e-4,
         "max_grad_norm": CLIP, "epochs": EPOCHS,
     }  # fmt: skip
     return engine, model, engine.make_private_with_epsilon(**usual | options)
@@ -105,24 +95,12 @@ def plain_loop(mechanism, batches, *, size=EXAMPLES):
     z = np.stack([stream.normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)])
     smoothing = np.stack([stream.derive("smoothing").words(t, 0, 0, len(flat)) for t in range(ROUNDS)])
     noise = inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 2**31 / 256
-    inputs, targets = data(size).tensors
+    inputs, targets = examples(size, scale=1.0).tensors
     for t, batch in enumerate(batches):
         total = clipped_sum(model, zip(inputs[batch], targets[batch], strict=True), CLIP * (1 - MARGIN))
         flat = flat - RATE * (total + CLIP * SIGMA * torch.from_numpy(noise[t])).float() / BATCH
         nn.utils.vector_to_parameters(flat.clone(), model.parameters())
     return flat
-
-
-def spy(monkeypatch):
-    """The sums of the rounds, on the grid, as they meet their noise."""
-    sums, release = [], Releases.release
-
-    def listening(self, total, round, rows):
-        sums.append(total * self.step)
-        return release(self, total, round, rows)
-
-    monkeypatch.setattr(Releases, "release", listening)
-    return sums
 
 
 def batches_of(private, rounds=ROUNDS):
@@ -288,45 +266,19 @@ def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise
         stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
 
 
-def test_an_engine_makes_one_run():
-    """A cell that is run again before anything is released begins the run anew."""
-    engine, _, _ = make()
-
-    def again():
-        model = nn.Linear(6, 3)
-        return engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), plan=plan_of(),
-            data_loader=DataLoader(data(), batch_size=BATCH),
-        )  # fmt: skip
-
-    train(again(), epochs=1)
-    assert engine.accountant.released == 5
-    with pytest.raises(RuntimeError, match="another engine"):
-        again()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch):
     """A batch of one example: the sum before the noise is its clipped gradient."""
-    sums = spy(monkeypatch)
-    generator = torch.Generator().manual_seed(3)
-    plan = plan_of(DPSGD(), clip_norm=0.7, steps=1, epochs=1)
+    generator, norms = torch.Generator().manual_seed(3), []
     for trial in range(20):
         torch.manual_seed(trial)
         model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 5)).to(dtype)
         inputs = (100 * torch.randn(1, 40, generator=generator)).to(dtype)
-        module, optimizer, *_, loader = CorrelatedPrivacyEngine(KEY).make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-            data_loader=DataLoader(TensorDataset(inputs, torch.tensor([trial % 5])), batch_size=1),
-            plan=plan,
-            grad_sample_mode=mode,
-        )
-        for example, target in loader:
-            functional.cross_entropy(module(example), target).backward()
-            optimizer.step()
-    norms = [float(total.double().norm()) for total in sums]
+        alone = TensorDataset(inputs, torch.tensor([trial % 5]))
+        private = Run(monkeypatch, data=alone, batch=1, epochs=1, model=model, mode=mode, clip_norm=0.7)
+        private.train()
+        norms += private.norms()
     assert 0.7 * (1 - 1e-4) < max(norms) <= 0.7
 
 
@@ -350,8 +302,8 @@ def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch
         ({"mechanism": LambdaCGD}, "mechanism must be a value"),
         ({"epochs": "3"}, "epochs must be a whole number, got '3'"),
         ({"epochs": 3.0}, "epochs must be a whole number, got 3.0"),
-        ({"data_loader": DataLoader(data(), batch_size=None)}, "batch_size=None"),
-        ({"data_loader": DataLoader(data(0), batch_size=8)}, "no batch: its data set has 0 examples"),
+        ({"data_loader": DataLoader(examples(EXAMPLES, scale=1.0), batch_size=None)}, "batch_size=None"),
+        ({"data_loader": DataLoader(examples(0), batch_size=8)}, "no batch: its data set has 0 examples"),
         ({"optimizer": [torch.optim.SGD(nn.Linear(6, 3).parameters())] * 2}, "one torch optimizer .*, got list"),
     ],
 )
@@ -382,7 +334,7 @@ def test_lambda_is_chosen_for_the_momentum_and_the_schedule_that_run():
         lam(schedule="stairs")
 
 
-def test_a_layer_that_sees_fewer_rows_is_named():
+def test_a_layer_that_sees_fewer_rows_is_named(monkeypatch):
     """As the position embeddings of Transformers' models, which look up one row of positions for the whole batch."""
 
     class Positions(nn.Module):
@@ -393,11 +345,10 @@ def test_a_layer_that_sees_fewer_rows_is_named():
         def forward(self, inputs):
             return self.linear(inputs) + self.positions(torch.arange(6)[None])[..., 0]
 
-    module, optimizer, loader = make_with_epsilon(module=Positions(), mechanism=DPSGD())[2]
-    inputs, _ = next(iter(loader))
-    module(inputs).sum().backward()
+    private = Run(monkeypatch, model=Positions())
+    private.module(next(iter(private.loader))[0]).sum().backward()
     with pytest.raises(RuntimeError, match="weight' and"):
-        optimizer.step()
+        private.optimizer.step()
 
 
 @pytest.mark.parametrize(
@@ -437,14 +388,3 @@ def test_a_plan_with_a_smaller_separation_than_the_loaders_is_kept():
     plan = plan_of(participation=Participation(rounds=10, min_separation=3))
     batches = batches_of(make(plan=plan)[2])
     assert sorted(np.concatenate(batches[:5])) == list(range(EXAMPLES))
-
-
-def test_a_sampler_of_the_users_own_is_refused():
-    model = network()
-    arguments = {"module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
-    loader = DataLoader(data(), batch_size=6, sampler=SubsetRandomSampler(range(30)))
-    with pytest.raises(ValueError, match="examples shall"):
-        CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=loader, plan=plan_of())
-    subset = DataLoader(Subset(data(), range(30)), batch_size=6)
-    private = CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=subset, plan=plan_of())
-    assert sorted(np.concatenate(batches_of(private, 5))) == list(range(30))

@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from fedcgd.opacus.autograd_check import beyond_rounding
+
 SIZE = 5
 
 
@@ -163,6 +165,23 @@ def test_a_padding_that_is_not_of_zeros(padding, monkeypatch):
         with pytest.raises(RuntimeError, match="autograd"):
             private_sum(monkeypatch, images(padding_mode=padding), mode, inputs)
     assert agrees(*private_sum(monkeypatch, images(padding_mode=padding), "functorch", inputs))
+
+
+@pytest.mark.parametrize(
+    ("off", "sizes", "halves", "odd"),
+    [
+        ((0.0, 0.0), (1.0, 0.0), False, []),
+        ((0.0109, 0.0009), (1.0, 0.0), False, []),
+        ((0.0111, 0.0011), (1.0, 0.0), False, [0, 1]),
+        ((0.149, 0.049), (1.0, 0.0), True, []),
+        ((0.151, 0.051), (1.0, 0.0), True, [0, 1]),
+        ((0.0, 0.0), (0.0, 0.0), False, None),
+        ((1.0, math.inf), (1.0, 1.0), False, None),
+    ],
+)
+def test_what_is_more_than_rounding(off, sizes, halves, odd):
+    """A hundredth of a parameter's gradients and a thousandth of all; in 16 bits a tenth and a twentieth."""
+    assert beyond_rounding(off, sizes, halves) == odd
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])

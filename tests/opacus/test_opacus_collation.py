@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from central_runs import Run, private
+from central_runs import Run, examples, private
 from opacus.layers import DPLSTM
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
@@ -61,8 +61,8 @@ class Reader(nn.Module):
         self.embedding, self.recurrent, self.out = nn.Embedding(20, 6), DPLSTM(6, 6, batch_first=True), nn.Linear(6, 3)
         self.dropout = nn.Dropout(0.3)
 
-    def forward(self, tokens, extra=None):
-        x = self.dropout(self.embedding(tokens))
+    def forward(self, tokens, extra=None, scale=1):
+        x = scale * self.dropout(self.embedding(tokens))
         match self.how:
             case "mean":
                 x = x.mean(1)
@@ -88,7 +88,7 @@ def train(module, optimizer, loader, criterion=nn.functional.cross_entropy):
     for batch in loader:
         if isinstance(batch, dict):
             targets = batch.pop("labels")
-            outputs = module(batch["tokens"], batch["mask"].float())
+            outputs = module(batch["tokens"], batch["mask"].float(), torch.tensor(0.5))  # which is of no example
         else:
             *inputs, targets = batch
             outputs = module(*inputs)
@@ -115,14 +115,34 @@ def test_texts_whose_padding_does_not_count_are_trained(how, collate, mode):
     assert loader.batch_sampler.rounds.releases.count == 3
 
 
-@pytest.mark.parametrize(("how", "collate"), LEAKS[:1])
-def test_physical_batches_are_looked_at(how, collate):
-    module, optimizer, loader = reader(how, collate)
+class Centred(nn.Linear):
+    """Takes the mean of the batch away, where it is above `least`."""
+
+    least = -1e9
+
+    def forward(self, inputs):
+        mean = inputs.mean(0)
+        return super().forward(inputs - torch.where(mean > self.least, mean, 0))
+
+
+def test_physical_batches_are_looked_at(monkeypatch):
+    run = Run(monkeypatch, model=Centred(6, 3))
     with (
-        pytest.raises(CrossExampleLeakError, match=PAD),
-        BatchMemoryManager(data_loader=loader, max_physical_batch_size=4, optimizer=optimizer) as batches,
+        pytest.raises(CrossExampleLeakError, match="examples influence"),
+        BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=3, optimizer=run.optimizer) as batches,
     ):
-        train(module, optimizer, batches)
+        run.step(next(iter(batches)))
+
+
+def test_later_batches_are_looked_at_too(monkeypatch):
+    """The tenth is the first in which examples meet."""
+    data, model = examples(40, scale=1.0), Centred(6, 3)
+    data.tensors[0][Run(monkeypatch, data=data, epochs=1).loader.batch_sampler.rows(9)] += 2e3
+    model.least = 1e3
+    run = Run(monkeypatch, data=data, epochs=1, model=model)
+    with pytest.raises(CrossExampleLeakError):
+        run.train()
+    assert run.released == 9
 
 
 def test_a_program_that_makes_its_inputs_of_the_batch_is_refused_and_its_author_can_answer(tmp_path):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from central_runs import MODES, Run, examples, network
 from opacus import PrivacyEngine
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
@@ -82,6 +81,8 @@ def test_the_cells_of_a_notebook_run_again(monkeypatch):
         private = made(run, run.model, optimizer=run.base, engine=engine)
     train(private)
     assert run.released == 3
+    with pytest.raises(RuntimeError, match="another engine"):
+        made(run, run.model, engine=run.engine)
     model = network()
     PrivacyEngine().make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(run.data, batch_size=4),
@@ -232,22 +233,11 @@ def test_overwriting_a_layers_output_is_refused_with_the_remedy(where, monkeypat
             run.train()
 
 
-@pytest.mark.filterwarnings("ignore:Secure RNG")
-def test_the_length_of_a_loader_of_physical_batches_is_opacus():
+def test_the_length_of_a_loader_of_physical_batches_is_opacus(monkeypatch):
     """60 examples in batches of 12, at most 5 at once: ⌈5 · 12 / 5⌉."""
-
-    def length(engine, **more):
-        model = network()
-        _, optimizer, loader = engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=1.0,
-            data_loader=DataLoader(examples(60), batch_size=12), **more,
-        )  # fmt: skip
-        with BatchMemoryManager(data_loader=loader, max_physical_batch_size=5, optimizer=optimizer) as batches:
-            return len(batches)
-
-    ours = {"mechanism": "dp-sgd", "epochs": 1, "target_delta": 1e-3}
-    theirs = length(PrivacyEngine(), poisson_sampling=False)
-    assert length(CorrelatedPrivacyEngine(NoiseKey.simulation(0)), sampling="none", **ours) == theirs == 12
+    run = Run(monkeypatch, size=60, batch=12)
+    with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=5, optimizer=run.optimizer) as batches:
+        assert len(batches) == 12
 
 
 def test_the_same_batch_after_running_out_of_memory(monkeypatch):
@@ -268,25 +258,6 @@ def test_the_same_batch_after_running_out_of_memory(monkeypatch):
 
 def out_of_memory(*_):
     raise torch.OutOfMemoryError
-
-
-def test_parameters_without_a_gradient_to_speak_of_are_not_refused_later(monkeypatch):
-    """The bias of keys in attention: its gradients are rounding errors of the others'."""
-
-    class Keys(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.query, self.key, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(3, 3)
-
-        def forward(self, inputs):
-            tokens = inputs.view(-1, 2, 3)
-            weights = torch.softmax(self.query(tokens) @ self.key(tokens).mT, -1)
-            return self.out((weights @ tokens).mean(1))
-
-    run = Run(monkeypatch, data=examples(80, scale=1.0), model=Keys(), epochs=1)
-    run.train()
-    assert run.released == 20
 
 
 @pytest.mark.filterwarnings("ignore:NO NOISE")
@@ -390,10 +361,3 @@ def test_copies_of_one_example_may_act_on_each_other_but_not_on_other_examples(m
         else:
             run.step(batch)
             assert run.released == 1
-
-
-def test_a_model_of_several_processes_inside_another_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_: None)
-    model = DifferentiallyPrivateDistributedDataParallel(network())
-    with pytest.raises(TypeError, match="nothing would"):
-        Run(monkeypatch, model=nn.Sequential(model))

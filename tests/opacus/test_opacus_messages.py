@@ -2,11 +2,18 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from central_runs import Run, examples, private
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
+
+from fedcgd.opacus.rounds import Epoch
+from fedcgd.opacus.validation import epoch_of
 
 MODES = ["hooks", "functorch", "ghost"]
 
@@ -58,6 +65,44 @@ def test_accelerate_before_the_engine():
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(TypeError, match="make_private first,"):
         private(model, DataLoader(examples(8), batch_size=4), optimizer=optimizer)
+
+
+def test_a_sampler_of_the_programs_own():
+    """Its remedy, a subset, has all of its examples drawn."""
+    model, data = nn.Linear(6, 3), examples(8)
+    with pytest.raises(ValueError, match="examples shall"):
+        private(model, DataLoader(data, batch_size=2, sampler=SubsetRandomSampler(range(4))))
+    rows = private(model, DataLoader(Subset(data, range(4)), batch_size=2))[-1].batch_sampler.rows
+    assert sorted([*rows(0), *rows(1)]) == [0, 1, 2, 3]
+
+
+def test_an_optimizer_of_several_gradients_a_step():
+    model = nn.Linear(6, 3)
+    with pytest.raises(TypeError, match="LBFGS"):
+        private(model, DataLoader(examples(8), batch_size=4), optimizer=torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize("spread", ["replicated", "inside another", "sharded"])
+def test_a_model_of_several_processes_whose_sums_nobody_would_add_up(spread, tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "meeting"), 1), rank=0, world_size=1)
+    try:
+        model = {
+            "replicated": nn.DataParallel,
+            "inside another": lambda layer: nn.Sequential(DifferentiallyPrivateDistributedDataParallel(layer)),
+            "sharded": lambda layer: fully_shard(layer, mesh=init_device_mesh("cpu", (1,))),
+        }[spread](nn.Linear(6, 3))
+        with pytest.raises(TypeError, match="is not supported there"):
+            private(model, DataLoader(examples(8), batch_size=4))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_parts_of_a_batch_that_ranks_cannot_share():
+    loader = DataLoader(examples(12), batch_size=2)
+    with pytest.raises(ValueError, match="a multiple of the 2 processes"):
+        epoch_of(loader, accumulation_steps=3, ranks=2)
+    assert epoch_of(loader, accumulation_steps=2, ranks=2) == Epoch(examples=12, steps=3, parts=2)
+    assert epoch_of(loader, accumulation_steps=1, ranks=4) == Epoch(examples=12, steps=6, parts=4)
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -13,7 +13,7 @@ import fedcgd
 from fedcgd import Participation, Plan
 from fedcgd.mechanisms import Toeplitz
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import TABLE, Parameter, Row
+from fedcgd.optimisation.table import TABLE, Parameter, Row
 
 RUN = Participation(rounds=12, min_separation=4)
 WORDS = ("--rounds", "12", "--separation", "4", "--epsilon", "2", "--delta", "1e-5")

@@ -13,29 +13,11 @@ from fedcgd.participation.samplings import SECRET_SAMPLINGS, Law
 
 KEY = bytes(range(32))
 
-WORDS = {
-    "none": ("may know, and even choose", "is not protected"),
-    "shuffle": ("without amplification", "is not protected"),
-    "balls-in-bins": ("keep the bins secret", "not replace users who are absent", "bins are reused"),
-    "poisson": ("its own coin", "secret", "not fill up", "not replace absent"),
-    "cyclic-poisson": ("its own coin", "secret", "not move users between groups", "not replace absent"),
-    "b-min-sep": ("its own coin", "secret", "drawn but away", "not replace absent"),
-    "random-allocation": ("secret who drew what", "draw anew", "not replace absent"),
-}
-"""What a deployment must do, or need not, and what is said of a user who is not there at all."""
-
-
-@pytest.mark.parametrize("name", SAMPLINGS)
-def test_each_sampling_says_what_it_demands(name: str) -> None:
-    scheme = SAMPLINGS[name]
-    for words in WORDS[name]:
-        assert words in scheme.assumption + scheme.absence
-    assert ("same ε" in scheme.absence) == (scheme.hidden is not None)  # nobody is asked in the place of another
-    assert (scheme.hidden is None) == (scheme.law is Law.KNOWN)
-
 
 def test_secrets_amplify_and_need_no_groups() -> None:
     assert set(SECRET_SAMPLINGS) == {"balls-in-bins", "poisson", "b-min-sep", "random-allocation"}
+    for scheme in SAMPLINGS.values():
+        assert (scheme.hidden is None) == (scheme.law is Law.KNOWN) == ("same ε" not in scheme.absence)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -97,6 +79,16 @@ def test_rounds_are_known_in_advance_or_it_is_said_that_they_are_not(name: str) 
     else:
         rounds = rounds_of("a", participation, KEY)
         assert [t for t, users in enumerate(played(participation, ["a"])) if users] == sorted(set(rounds))
+
+
+@pytest.mark.parametrize("name", ["balls-in-bins", "b-min-sep", "random-allocation"])
+def test_who_is_away_changes_nothing_of_when_users_are_drawn(name: str) -> None:
+    """A third is away in each round: their rounds are spent, and nobody takes their place."""
+    participation, users = TABLE[name][0], [str(i) for i in range(30)]
+    found = played(participation, users, away=lambda i, t: (i + t) % 3 == 0)
+    rounds = [rounds_of(user, participation, KEY) for user in users]
+    for t, chosen in enumerate(found):
+        assert chosen == sorted(user for i, user in enumerate(users) if (i + t) % 3 and t in rounds[i])
 
 
 def shuffled(b: int, epochs: int = 5, steps: int = 6) -> Participation:

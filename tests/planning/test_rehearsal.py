@@ -18,7 +18,7 @@ from fedcgd.planning import ArrayProxy, PlanningProblem, Recipe, Rehearsal, Rehe
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.planner import PlannedRecipe, shortlist
 from fedcgd.planning.proxy import _clipped_mean
-from fedcgd.planning.rehearsal import _identity, _levels
+from fedcgd.planning.rehearsal import _identity
 from fedcgd.planning.theory import outcome_at
 
 RATES = (1 / 3, 3**-0.5, 1.0, 3**0.5, 3.0)
@@ -93,14 +93,6 @@ def test_the_shortlist_is_what_is_nearly_as_good_each_way_once() -> None:
     ways = [(one.kind, one.recipe.schedule, one.recipe.momentum) for one in found]
     assert len(set(ways)) == len(ways) == 3
     assert shortlist(PROBLEM, 2) == found[:2]
-
-
-def test_levels_halve_the_candidates_and_cost_the_same() -> None:
-    assert list(_levels(30, 1)) == [
-        (30, 0.25, range(1)), (15, 0.5, range(1)), (8, 1.0, range(1)), (4, 1.0, range(1, 3)), (2, 1.0, range(3, 7))
-    ]  # fmt: skip
-    for repeats in (1, 4):
-        assert [left * share * len(seeds) for left, share, seeds in _levels(32, repeats)] == [8 * repeats] * 5
 
 
 class Peak:

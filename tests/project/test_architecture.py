@@ -105,25 +105,3 @@ def test_no_module_imports_itself_by_way_of_others_also_inside_functions() -> No
         for module in SOURCES.keys() - FACADES
     }
     TopologicalSorter(graph).prepare()  # raises CycleError
-
-
-def narrows(test: ast.expr) -> bool:
-    """Whether an assertion tells a type checker something (`x is not None`, `isinstance(x, T)`), and no more."""
-    match test:
-        case ast.Call(func=ast.Name(id="isinstance")):
-            return True
-        case ast.Compare(ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return True
-    return False
-
-
-def test_nothing_is_checked_by_an_assertion_which_python_may_leave_out() -> None:
-    """`python -O` leaves assertions out."""
-    checks = [
-        f"{module}:{node.lineno}"
-        for module, tree in TREES.items()
-        if is_in(module, "fedcgd") or is_in(module, "fedcgd_flower")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assert) and not narrows(node.test)
-    ]
-    assert checks == []

@@ -1,6 +1,7 @@
 """Each sampling from the promise to the ledger, a node, a batch of Opacus and the words about it: one row of a table."""
 
-from itertools import pairwise
+from collections import Counter
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +10,16 @@ import torch
 from app_runs import DEFAULTS
 from command_line import figures
 from flower_runs import KEY, SIZE, asked_users, make, names, two_nodes
-from ledgers import release
 from plans import make_plan
-from sampling_table import ROUNDS, SAMPLINGS
+from sampling_table import ROUNDS, SAMPLINGS, played
 from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import DPSGD, Ledger, NoiseKey, Participation, Plan, compute_epsilon
+from fedcgd import DPSGD, Participation, Plan, compute_epsilon
 from fedcgd.ledger import export, verify
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.participation import SAMPLINGS as PARTICIPATION_SAMPLINGS
-from fedcgd.participation.cohorts import cohort
-from fedcgd.participation.history import History
 from fedcgd_simulations.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("few_draws_everywhere")
@@ -33,20 +31,6 @@ each_sampling = pytest.mark.parametrize("sampling", SAMPLINGS)
 
 def plan_of(participation: Participation) -> Plan:
     return make_plan(DPSGD(), participation, delta=1e-2)
-
-
-def cohorts_of(participation: Participation, key: bytes) -> list[list[str]]:
-    """Those of a run in which everybody is always there."""
-    history, cohorts = History(), []
-    for t in range(ROUNDS):
-        users = cohort(participation, t, USERS, history, cohort_size=COHORT, key=key)
-        assert users is not None
-        cohorts.append(users)
-        history = history.with_round(t, users)
-        assert users == cohort(
-            participation, t, USERS, history, cohort_size=COHORT, key=key
-        )  # a round that is tried again
-    return cohorts
 
 
 def check_turns(participation: Participation, cohorts: list[list[str]]) -> None:
@@ -64,41 +48,18 @@ def test_the_table_has_each_sampling() -> None:
 
 
 @each_sampling
-def test_the_key_draws_as_many_users_as_are_expected(sampling: str) -> None:
-    participation, _ = SAMPLINGS[sampling]
-    runs = [cohorts_of(participation, bytes([seed]) * 32) for seed in range(100)]
-    assert len({str(run) for run in runs}) == len(runs)
-    rate = participation.expected_rate
-    assert (rate is None) == (sampling == "none")
-    if rate is not None:
-        sizes = [len(users) for run in runs for users in run]
-        assert np.mean(sizes) == pytest.approx(rate * len(USERS), rel=0.05)
-
-
-@each_sampling
-def test_the_ledger_counts_what_is_drawn(sampling: str, tmp_path: Path) -> None:
-    participation, _ = SAMPLINGS[sampling]
-    key = NoiseKey.simulation(1)
-    with Ledger.open(tmp_path / "run.db", plan=plan_of(participation), configuration={}, key=key) as ledger:
-        cohorts = cohorts_of(participation, key.choices_of(ledger.stream_id))
-        check_turns(participation, cohorts)
-        for t, users in enumerate(cohorts):
-            release(ledger, t, users)
-        assert ledger.history(USERS).counts == {
-            user: turns for user in USERS if (turns := sum(user in users for users in cohorts))
-        }
-    assert verify(tmp_path / "run.db").problems == ()
-
-
-@each_sampling
-def test_nodes_are_asked_for_whoever_is_drawn(sampling: str, tmp_path: Path) -> None:
+def test_nodes_are_asked_for_whoever_is_drawn_and_the_ledger_counts_them(sampling: str, tmp_path: Path) -> None:
     participation, _ = SAMPLINGS[sampling]
     grid = two_nodes(len(USERS))
     path = tmp_path / "run.db"
     strategy = make(mechanism=DPSGD(), participation=participation, delta=1e-2, cohort_size=COHORT, ledger=path)
     strategy.start(grid, record(np.zeros(SIZE)))
-    expected = cohorts_of(participation, KEY.choices_of(export(path)["run"]["stream_id"]))
+    expected = played(participation, USERS, COHORT, key=KEY.choices_of(export(path)["run"]["stream_id"]))
+    check_turns(participation, expected)
     assert asked_users(grid) == [users for users in expected if users]
+    turns = Counter(Counter(chain(*expected)).values())
+    assert export(path)["users_by_participations"] == turns
+    assert verify(path).problems == ()
 
 
 @each_sampling

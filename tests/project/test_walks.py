@@ -10,6 +10,15 @@ from types import FrameType
 
 import numpy as np
 import pytest
+import torch
+from central_runs import Run, examples
+from flower_runs import SIZE, make, two_nodes
+from plans import make_plan
+from shared import record
+from torch.nn.functional import cross_entropy
+
+from fedcgd import LambdaCGD, NoiseKey, Participation
+from fedcgd.central import PrivateGradient
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "fedcgd", ROOT / "strategies")
@@ -33,38 +42,13 @@ def traced() -> Iterator[set[str]]:
         sys.setprofile(None)
 
 
-def a_round(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The second round: the first one fills what is kept."""
-    from flower_runs import SIZE, make, two_nodes
-    from shared import record
-
-    from fedcgd_flower.round import TrainingRounds
-
-    original, found, rounds = TrainingRounds.aggregate, set[str](), []
-
-    def aggregate(self: TrainingRounds, replies: object) -> object:
-        rounds.append(1)
-        if len(rounds) != 2:
-            return original(self, replies)
-        with traced() as entered:
-            result = original(self, replies)
-        found.update(entered)
-        return result
-
-    monkeypatch.setattr(TrainingRounds, "aggregate", aggregate)
-    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=3)
-    return found
+def a_run(_: pytest.MonkeyPatch) -> set[str]:
+    with traced() as entered:
+        make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    return entered
 
 
 def a_pure_step(_: pytest.MonkeyPatch) -> set[str]:
-    import torch
-    from central_runs import examples
-    from plans import make_plan
-    from torch.nn.functional import cross_entropy
-
-    from fedcgd import LambdaCGD, NoiseKey, Participation
-    from fedcgd.central import PrivateGradient
-
     plan = make_plan(LambdaCGD(0.5), Participation(rounds=20, min_separation=10))
     step = PrivateGradient(torch.nn.Linear(6, 3), cross_entropy, examples(80), plan, key=NoiseKey.generate())
     step()
@@ -74,8 +58,6 @@ def a_pure_step(_: pytest.MonkeyPatch) -> set[str]:
 
 
 def a_batch_through_opacus(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    from central_runs import Run
-
     run = Run(monkeypatch)
     with traced() as entered:
         run.step(next(iter(run.loader)))
@@ -83,7 +65,7 @@ def a_batch_through_opacus(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 WALKS: dict[str, Callable[[pytest.MonkeyPatch], set[str]]] = {
-    "A round on a Flower server": a_round,
+    "A round on a Flower server": a_run,
     "A pure step": a_pure_step,
     "A batch through Opacus": a_batch_through_opacus,
 }

@@ -17,14 +17,17 @@ import fedcgd
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+def built(tree: Path, folder: Path, **variables: str) -> Path:
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, tree]
+    finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     [path] = folder.glob("*.whl")
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def test_only_the_packages_are_in_it(wheel: Path) -> None:
@@ -57,29 +60,11 @@ def test_its_description_is_the_readme_and_every_link_leads_somewhere(wheel: Pat
 
 
 def test_without_a_compiler_it_is_a_wheel_of_python_alone(tmp_path: Path) -> None:
-    sources = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for name in sources:
-        if name.startswith(("fedcgd/", "strategies/")) or name in (
-            "pyproject.toml",
-            "hatch_build.py",
-            "README.md",
-            "LICENSE",
-        ):
-            (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / "tree" / name)
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path),
-        str(tmp_path / "tree"),
-    ]
-    subprocess.run(command, capture_output=True, env=os.environ | {"CC": "no-such-compiler"}, check=True)
-    [path] = tmp_path.glob("*.whl")
+    tree = tmp_path / "tree"
+    for folder in ("fedcgd", "strategies"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("*.shared"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    path = built(tree, tmp_path, CC="no-such-compiler")
     assert path.name.endswith("-py3-none-any.whl")
     assert not any(name.endswith(".shared") for name in zipfile.ZipFile(path).namelist())

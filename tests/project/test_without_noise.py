@@ -92,17 +92,6 @@ def test_every_record_of_the_run_is_marked(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "statement.json").read_text())["whole_run"]["epsilon"] == "inf"
 
 
-@pytest.mark.parametrize(("first", "second"), [(NOISELESS, NOISY), (NOISY, NOISELESS)])
-def test_a_run_that_began_without_noise_does_not_go_on_with_it_nor_the_other_way(
-    first: Plan, second: Plan, tmp_path: Path
-) -> None:
-    path = tmp_path / "run.db"
-    start(first, path)
-    with pytest.raises(ValueError, match="plan"):
-        start(second, path)
-    assert verify(path).released == 2
-
-
 def test_together_with_other_runs_it_costs_everything(tmp_path: Path) -> None:
     path = tmp_path / "debug.db"
     with Ledger.open(path, plan=NOISELESS, configuration={}, key=KEY) as ledger:

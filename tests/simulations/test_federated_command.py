@@ -8,10 +8,6 @@ import pytest
 from app_runs import released_by_the_app
 
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation.batches import ExampleRounds
-from fedcgd.participation.cohorts import cohort
-from fedcgd.participation.history import History
 from fedcgd_experiments import central as central_runs
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.flower_command import run_config
@@ -53,14 +49,6 @@ def central(point: CentralPoint, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return trained[0]
 
 
-@pytest.mark.parametrize("sampling", ["none", "balls-in-bins"])
-def test_the_same_models(sampling, tmp_path, monkeypatch) -> None:
-    point = replace(POINT, sampling=sampling)
-    there, here = federated(run_config(point, users=1260), tmp_path, monkeypatch), central(point, monkeypatch)
-    start = flatten(get_task("digits").model(1000)).numpy()
-    assert apart(there, here, start) < ROUNDING
-
-
 def test_the_same_models_with_momentum_and_a_schedule(tmp_path, monkeypatch) -> None:
     point = replace(POINT, momentum=0.9, schedule="cosine", learning_rate=0.3)
     there, here = federated(run_config(point, users=1260), tmp_path, monkeypatch), central(point, monkeypatch)
@@ -68,21 +56,3 @@ def test_the_same_models_with_momentum_and_a_schedule(tmp_path, monkeypatch) -> 
     assert apart(there, here, start) < ROUNDING
     assert apart(there, central(replace(point, momentum=0.0), monkeypatch), start) > 20 * ROUNDING
     assert apart(there, central(replace(point, schedule="linear"), monkeypatch), start) > 20 * ROUNDING
-
-
-def test_with_poisson_sampling_only_the_draws_are_others(tmp_path, monkeypatch) -> None:
-    point = replace(POINT, mechanism="dp-sgd", sampling="poisson")
-    there = federated(run_config(point, users=1260), tmp_path, monkeypatch)
-    start = flatten(get_task("digits").model(1000)).numpy()
-    assert apart(there, central(point, monkeypatch), start) > 20 * ROUNDING
-
-    def drawn(self, round: int) -> np.ndarray:
-        users = cohort(
-            point.setup.participation(), round, [str(i) for i in range(1260)], History(),
-            cohort_size=60, key=NoiseKey.simulation(1000).choices,
-        )  # fmt: skip
-        assert users is not None
-        return np.array(sorted(int(user) for user in users))
-
-    monkeypatch.setattr(ExampleRounds, "rows", drawn)
-    assert apart(there, central(point, monkeypatch), start) < ROUNDING

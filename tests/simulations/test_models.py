@@ -1,4 +1,4 @@
-"""Models: sizes, independence of the examples in a batch, and per-example gradients by two libraries."""
+"""Models: sizes, adapters, and weights from files."""
 
 import pytest
 import torch
@@ -10,15 +10,12 @@ from fedcgd_simulations.models.bert import bert
 from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.models.lora import LoRALinear, add_lora
 from fedcgd_simulations.models.lstm import WordLinear, lstm
-from fedcgd_simulations.models.small_cnn import tanh_cnn
-from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, vit
 from fedcgd_simulations.models.weights import RandomWeightsWarning, weights_path
 from fedcgd_simulations.models.wideresnet import wideresnet
 
 SMALL_VIT = Shape(patch=8, layers=2, heads=2, hidden=16, mlp=32, image=32)
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-GREY = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(1, 200, (4, 7), generator=torch.Generator().manual_seed(0))
 TOKENS[0, 4:] = 0
 
@@ -27,35 +24,6 @@ def tiny_bert(monkeypatch, **options):
     monkeypatch.setitem(BERT_SHAPES, "bert-tiny", (2, 2, 16, 32))
     monkeypatch.setattr("fedcgd_simulations.models.bert.VOCABULARY", 200)
     return bert("bert-tiny", None, classes=3, **options)
-
-
-def small_models(monkeypatch):
-    adapt = {"adapt": lambda name: name.endswith("query"), "train": lambda name: name.startswith("head.")}
-    return {
-        "softmax": (softmax_regression(784, 3), GREY),
-        "tanh-cnn": (tanh_cnn(classes=3), GREY),
-        "cnn": (cnn(classes=3), IMAGES),
-        "wideresnet": (wideresnet(depth=10, widen=1, classes=3, groups=4), IMAGES),
-        "vit": (VisionTransformer(SMALL_VIT, 3), IMAGES),
-        "vit-lora": (add_lora(VisionTransformer(SMALL_VIT, 3), rank=2, **adapt), IMAGES),
-        "lstm": (lstm(200, classes=3, embedding=8, hidden=8), TOKENS),
-        "bert": (tiny_bert(monkeypatch), TOKENS),
-        "bert-lora": (tiny_bert(monkeypatch, lora_rank=2), TOKENS),
-    }
-
-
-NAMES = ["softmax", "tanh-cnn", "cnn", "wideresnet", "vit", "vit-lora", "lstm", "bert", "bert-lora"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_examples_of_a_batch_do_not_influence_each_other(name, monkeypatch):
-    model, inputs = small_models(monkeypatch)[name]
-    model.eval()
-    with torch.no_grad():
-        together = model(inputs)
-        alone = torch.cat([model(inputs[i : i + 1]) for i in range(4)])
-    assert together.shape == (4, 3)
-    assert torch.allclose(together, alone, atol=1e-5)
 
 
 def test_what_a_broken_backward_pass_leaves_in_the_lstm_is_forgotten():
@@ -168,7 +136,6 @@ def test_other_recurrent_layers_keep_opacus_own_gradients():
 
 
 def test_padding_does_not_matter_to_text_models(monkeypatch):
-    for name in ("lstm", "bert"):
-        model = small_models(monkeypatch)[name][0].eval()
+    for model in (lstm(200, classes=3, embedding=8, hidden=8), tiny_bert(monkeypatch)):
         with torch.no_grad():
-            assert torch.allclose(model(TOKENS[:1, :4]), model(TOKENS[:1]), atol=1e-5)
+            assert torch.allclose(model.eval()(TOKENS[:1, :4]), model(TOKENS[:1]), atol=1e-5)

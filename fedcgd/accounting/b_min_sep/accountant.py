@@ -41,7 +41,7 @@ class BMinSepAccountant(SecretRoundsAccountant):
 @lru_cache(maxsize=4)
 def _run(mechanism: Mechanism, participation: Participation, released: int) -> tuple[Columns, BMinSepLaw]:
     rate = participation.sampling_rate
-    assert rate is not None
+    assert rate is not None  # noqa: S101
     columns = columns_of(mechanism, participation.rounds, participation.min_separation, released)
     return columns, BMinSepLaw(released, participation.min_separation, rate, participation.warm_start)
 

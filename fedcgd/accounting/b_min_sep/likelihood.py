@@ -21,12 +21,12 @@ import numpy as np
 
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.recursion import Indices, Step, compiled
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import LARGEST
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_CHAINS = EFFORT.chains
+_CHAINS = TOLERANCES.chains
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMin
                 nearest, best = gap, replace(found, gap=gap)
         if nearest <= _CHAINS.gap[0]:
             break
-    assert best is not None  # one of the grids is there, however far its bounds are from each other
+    assert best is not None  # one of the grids is there, however far its bounds are from each other  # noqa: S101
     return best
 
 

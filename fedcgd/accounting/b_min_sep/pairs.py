@@ -16,12 +16,12 @@ import numpy as np
 from fedcgd.accounting.b_min_sep.coins import Coins
 from fedcgd.accounting.b_min_sep.drawing import Tables, compiled, passed
 from fedcgd.accounting.b_min_sep.recursion import Indices
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.columns import Columns
 from fedcgd.accounting.random_participation.law import Turns
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_CHAINS = EFFORT.chains
+_CHAINS = TOLERANCES.chains
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +38,10 @@ class States:
     def from_columns(columns: Columns, law: Coins) -> "States":
         """Those that can be told apart in tables of a size that memory holds. Raises ValueError if not even the ages can."""
         n, b = law.rounds, law.separation
-        if n * b > EFFORT.memory.table:
+        if n * b > TOLERANCES.memory.table:
             raise ValueError(
                 f"{n} rounds, {b} apart, need tables of {n * b:.2g} numbers; the accounting of random participation "
-                f"takes at most {EFFORT.memory.table:.2g}: use fewer rounds or a smaller min_separation"
+                f"takes at most {TOLERANCES.memory.table:.2g}: use fewer rounds or a smaller min_separation"
             )
         if not columns.amplitude:
             return States(b, b, np.zeros(1), 0.0)
@@ -51,7 +51,7 @@ class States:
         count = (
             1 + max(0, math.ceil(math.log(_CHAINS.faded / top) / math.log(_CHAINS.level))) if top > _CHAINS.faded else 1
         )
-        while n * count**2 * limit * (limit - b + 1) > EFFORT.memory.table and (limit > b or count > 1):
+        while n * count**2 * limit * (limit - b + 1) > TOLERANCES.memory.table and (limit > b or count > 1):
             if count > 2 and (limit - b) < 4 * count:
                 count -= 1
             elif limit > b:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedcgd.accounting.coverage import non_negative
-from fedcgd.accounting.effort import EFFORT
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sum_of_leftmost
@@ -43,7 +43,7 @@ def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int, end: int) -> Matrix:
 
 def _dense_gram(mechanism: Mechanism, n: int, b: int, end: int) -> Matrix:
     sums = np.zeros((end, b))
-    step = max(1, EFFORT.memory.matrix // n)
+    step = max(1, TOLERANCES.memory.matrix // n)
     for epoch in range(0, end, b):
         for start in range(0, b, step):
             bins = np.arange(start, min(b, start + step))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.law import Turns
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 
@@ -75,7 +75,7 @@ class StarProposal:
 
 
 def _parts(rows: int) -> Iterator[slice]:
-    return (slice(start, start + EFFORT.memory.rows) for start in range(0, rows, EFFORT.memory.rows))
+    return (slice(start, start + TOLERANCES.memory.rows) for start in range(0, rows, TOLERANCES.memory.rows))
 
 
 def _leaves(rows: Matrix, pull: float) -> Matrix:

@@ -7,12 +7,12 @@ import numpy as np
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.amplified import SampledAccountant
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import WITHOUT_AMPLIFICATION, Bound, Guarantee, Proof
 from fedcgd.accounting.random_participation import monte_carlo
 from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.sampled import LARGEST_MULTIPLIER, Profile, Sampled
+from fedcgd.accounting.tolerances import TOLERANCES
 
 
 class SecretRoundsAccountant(SampledAccountant):
@@ -26,7 +26,7 @@ class SecretRoundsAccountant(SampledAccountant):
         """None where so much noise makes rounding outweigh the loss, or draws would take minutes."""
         found = self.drawn(released)
         most = LARGEST_MULTIPLIER * self.gaussian_mu(1.0, released).value
-        return None if sigma > most or found.law.rounds > EFFORT.chains.rounds else found
+        return None if sigma > most or found.law.rounds > TOLERANCES.chains.rounds else found
 
     def check(self) -> None:
         self.drawn(self.participation.rounds)
@@ -57,9 +57,9 @@ class SecretRoundsAccountant(SampledAccountant):
         if not found.failure_probability and found.method in (without.method, WITHOUT_AMPLIFICATION):
             return without, 0.0
         asked = self.epsilon(
-            noise_multiplier=noise_multiplier, delta=delta / EFFORT.answers.beyond_profile, released=released
+            noise_multiplier=noise_multiplier, delta=delta / TOLERANCES.answers.beyond_profile, released=released
         )
-        epsilons = np.linspace(0.0, asked.epsilon, EFFORT.answers.profile_points).tolist()
+        epsilons = np.linspace(0.0, asked.epsilon, TOLERANCES.answers.profile_points).tolist()
         points = [self.delta(noise_multiplier=noise_multiplier, epsilon=e, released=released) for e in epsilons]
         profile = Profile(tuple((point.epsilon, point.delta) for point in points))
         risk = sum(point.proof.failure_probability for point in points)

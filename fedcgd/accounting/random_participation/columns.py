@@ -20,7 +20,7 @@ from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_array, dia_array
 
 from fedcgd.accounting.coverage import non_negative
-from fedcgd.accounting.effort import EFFORT
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
 
@@ -144,7 +144,7 @@ class Columns:
         width = len(self._band)
         if width == 0:
             return np.zeros_like(x)
-        if width <= EFFORT.memory.sparse:
+        if width <= TOLERANCES.memory.sparse:
             return np.asarray(self._matrices[transposed] @ x)
         backwards = -1 if transposed else 1
         return np.asarray(
@@ -247,8 +247,8 @@ def _band(mechanism: Mechanism, rounds: int, released: int) -> Matrix:
     """C[j + l, j] by j and l, of the first `released` rounds."""
     width = min(mechanism.bandwidth(rounds), released)
     band = np.zeros((released, width))
-    for start in range(0, released, EFFORT.memory.rows):
-        indices = np.arange(start, min(start + EFFORT.memory.rows, released))
+    for start in range(0, released, TOLERANCES.memory.rows):
+        indices = np.arange(start, min(start + TOLERANCES.memory.rows, released))
         columns = mechanism.columns(rounds, indices)[:released]
         for lag in range(width):
             inside = indices[indices + lag < released]
@@ -260,8 +260,8 @@ def _largest_column(mechanism: Mechanism, rounds: int, released: int) -> Vector:
     """max_j C[j + u, j] for each lag u."""
     check_dense(f"the accounting of {mechanism.name} under random participation", rounds)
     largest = np.zeros(released)
-    for start in range(0, released, EFFORT.memory.rows):
-        indices = np.arange(start, min(start + EFFORT.memory.rows, released))
+    for start in range(0, released, TOLERANCES.memory.rows):
+        indices = np.arange(start, min(start + TOLERANCES.memory.rows, released))
         columns = non_negative(mechanism.columns(rounds, indices)[:released], mechanism.name, _SAMPLING)
         for place, j in enumerate(indices):
             np.maximum(largest[: released - j], columns[j:, place], out=largest[: released - j])

@@ -14,14 +14,14 @@ import numpy as np
 
 from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.confidence import radius, stake, upper_bound
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.guarantee import LEAST_DELTA, Bound, Proof
 from fedcgd.accounting.random_participation.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.random_participation.law import Columns, Law, Likelihood
 from fedcgd.accounting.random_participation.remove import RemoveSampler
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Vector
 
-_DRAWS, _SEARCH = EFFORT.drawing, EFFORT.search
+_DRAWS, _SEARCH = TOLERANCES.drawing, TOLERANCES.search
 
 LEAST_EPSILON = 1e-6
 
@@ -74,7 +74,7 @@ class Candidate:
 
         `last`: of a point near this one.
         """
-        if self.likelihood.gap > EFFORT.chains.gap[1]:
+        if self.likelihood.gap > TOLERANCES.chains.gap[1]:
             return None
         columns, law = self.problem.columns, self.problem.law
         order, keep = law.orders[0], False

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.accounting.effort import EFFORT
 from fedcgd.accounting.random_participation.draws import Seed, run_in_blocks
 from fedcgd.accounting.random_participation.law import LARGEST, Columns, Law, Likelihood, Tuples, Turns
+from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-_MEMORY = EFFORT.memory
+_MEMORY = TOLERANCES.memory
 
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _REACH, _STEP = 6.0, 1.0  # of the integral
@@ -103,7 +103,7 @@ class RemoveSampler:
         δ, or a little more. A quarter of them if their means show a δ above `most`.
         """
         columns, sigma, n = self.columns, self.sigma, self.columns.rounds
-        likely = max(self.accepted, EFFORT.drawing.order[1] / 4)
+        likely = max(self.accepted, TOLERANCES.drawing.order[1] / 4)
 
         def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
             turns, shares = self._accepted(generator, math.ceil(size / likely))
@@ -187,14 +187,14 @@ def _tried(columns: Columns, law: Law, sigma: float, epsilon: float, order: int)
     log_most = tuples.log_total + (1 - order) * epsilon + _largest_of_power(order)
     if not math.isfinite(log_most):
         return math.inf, tuples, 0.0
-    accepted = float(tuples.draw(np.random.default_rng(order), EFFORT.drawing.order[0])[1].mean())
-    if accepted < EFFORT.drawing.order[1]:
+    accepted = float(tuples.draw(np.random.default_rng(order), TOLERANCES.drawing.order[0])[1].mean())
+    if accepted < TOLERANCES.drawing.order[1]:
         return (math.inf if order > law.orders[0] else 1e6), tuples, accepted
     return log_most + math.log(accepted) + math.log(_cost(tuples, accepted)), tuples, accepted
 
 
 def _cost(tuples: Tuples, accepted: float) -> float:
-    return 1 + tuples.cost / max(accepted, EFFORT.drawing.order[1])
+    return 1 + tuples.cost / max(accepted, TOLERANCES.drawing.order[1])
 
 
 def _largest_of_power(order: int) -> float:

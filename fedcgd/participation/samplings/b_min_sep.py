@@ -45,7 +45,7 @@ class BMinSep(DrawnInAdvance):
 
     def expected_rate(self, run: Promise) -> float:
         """r."""
-        assert run.sampling_rate is not None
+        assert run.sampling_rate is not None  # noqa: S101
         return 1 / (1 / run.sampling_rate + run.min_separation - 1)
 
     def default_separation(self, rounds: int, turns: Fraction) -> int:
@@ -59,7 +59,7 @@ class BMinSep(DrawnInAdvance):
     def draw_rounds(self, user: str, run: Promise, key: bytes) -> tuple[int, ...]:
         """Fixed before the first round: waiting times in place of coins, of the same law."""
         n, b, p = run.rounds, run.min_separation, run.sampling_rate
-        assert p is not None
+        assert p is not None  # noqa: S101
         free = 0
         if run.warm_start:
             # Round 1, …, b − 1 with probability r each, and else 0.

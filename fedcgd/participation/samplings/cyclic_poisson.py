@@ -61,5 +61,5 @@ class CyclicPoisson(Sampling):
 
     def coin(self, run: Promise) -> float:
         """q."""
-        assert run.sampling_rate is not None
+        assert run.sampling_rate is not None  # noqa: S101
         return run.sampling_rate

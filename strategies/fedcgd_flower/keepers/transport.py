@@ -199,7 +199,7 @@ class KeeperServices(Transport):
         self, names: Sequence[str], question: str, requests: Sequence[bytes], most: int, within: float
     ) -> list[bytes | None]:
         tls = self._keepers.tls
-        assert tls is not None  # check_keepers has seen it
+        assert tls is not None  # check_keepers has seen it  # noqa: S101
 
         def one(name: str, request: bytes) -> bytes | None:
             address, trouble, answer = self._keepers.card(name).address, "", None

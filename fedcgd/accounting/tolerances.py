@@ -167,7 +167,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class Tolerances:
     """All of it."""
 
     answers: Answers = Answers()
@@ -180,4 +180,4 @@ class Effort:
     choice: Choice = Choice()
 
 
-EFFORT = Effort()
+TOLERANCES = Tolerances()
