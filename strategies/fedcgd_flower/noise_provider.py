@@ -125,14 +125,9 @@ KEEPERS = "fedcgd-keepers"
 """The record that says which agreement and which keepers a round has; on a question to a keeper, also what is asked."""
 
 
-def has_keepers(message: Message) -> bool:
-    """Whether a request says that the round has keepers, or is a question to one."""
-    return KEEPERS in message.content.config_records
-
-
 def question_of(message: Message) -> str | None:
     """What a keeper is asked: "/who", "/check" or "/open"; None if the message is no question to a keeper."""
-    asked = message.content.config_records[KEEPERS].get("question") if has_keepers(message) else None
+    asked = message.content.config_records.get(KEEPERS, ConfigRecord()).get("question")
     return asked if isinstance(asked, str) else None
 
 
@@ -150,7 +145,7 @@ def check_masked(message: Message, keepers: "Keepers | None") -> None:
 
     A node that was given keepers sends nothing that the server alone could read, whatever it is asked.
     """
-    if (keepers is not None) != has_keepers(message):
+    if (keepers is not None) != (KEEPERS in message.content.config_records):
         given, asked = ("none", "masks for them") if keepers is None else ("keepers", "what it could read alone")
         raise ValueError(
             f"this node was given {given}, and the server asks for {asked}: give keepers= both to CorrelatedNoise and to "

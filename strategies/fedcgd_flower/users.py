@@ -41,11 +41,6 @@ class Waits:
 _WAITS = Waits()
 
 
-def node_name(node_id: int, name: str) -> str:
-    """What a node is called in the log: its registered name, or its id, which is another one whenever it comes back."""
-    return name or f"node {node_id}"
-
-
 def configured_user(context: Context) -> str | None:
     """The user that the node's configuration names: its "user-id", or else its "partition-id"; None if neither is there.
 

@@ -57,15 +57,6 @@ def pool(updates: dict[str, np.ndarray]) -> FakeNode:
     return hosting(updates, sequential_training(train))
 
 
-def own_sum(updates: dict[str, np.ndarray]) -> FakeNode:
-    """As `pool`, without its protection of users from each other, which takes time: a ClippedSum as anybody may write it."""
-
-    def clipped_sum(work, context):
-        return sum(work.clipped(work.model + np.float32(updates[user])) for user in work.users), len(work.users)
-
-    return hosting(updates, clipped_sum)
-
-
 def plan(*, rounds: int = 8, noise_multiplier: float = 1e-6, clip_norm: float = 1.0, mechanism=MECHANISM) -> Plan:
     return make_plan(mechanism, Participation(rounds=rounds), clip_norm=clip_norm, noise_multiplier=noise_multiplier)
 
@@ -191,7 +182,7 @@ def test_noise_has_the_size_that_the_module_says() -> None:
     size, rounds, users = 400, 40, 50
     settings = AdaptiveClipping(learning_rate=1e-9, count_noise=0.02)
 
-    node = own_sum({f"u{i}": np.zeros(size) for i in range(users)})
+    node = pool({f"u{i}": np.zeros(size) for i in range(users)})
     released = []
     strategy = make(plan(rounds=rounds, noise_multiplier=0.8, clip_norm=3.0, mechanism=DPSGD()), users, settings)
     result = strategy.start(

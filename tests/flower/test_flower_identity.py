@@ -1,6 +1,5 @@
 """What of an inner strategy makes a run: what changes training, and nothing else."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +10,10 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 from shared import record
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
-from fedcgd.ledger import verify
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.inner import scheduled, settings
 
 PLAN = Plan.calibrated(DPSGD(), Participation(rounds=4), clip_norm=0.5, epsilon=8, delta=1e-5)
-
-
-class WithFolder(FedAvg):
-    """As the custom strategy of Flower's advanced-pytorch: a folder named after the time, and a count of its own."""
-
-    def __init__(self, started: datetime, **options) -> None:
-        super().__init__(**options)
-        self.save_path = Path("outputs") / f"{started:%H-%M-%S}"
-        self.run_dir = f"{started:%H-%M-%S}"
-        self.use_wandb = started.second % 2 == 0
-        self.best_acc_so_far = 0.0
 
 
 class Warm(FedAvgM):
@@ -41,21 +28,6 @@ def run(path: Path, key: NoiseKey, inner: FedAvg) -> CorrelatedNoise:
     strategy = CorrelatedNoise(inner, PLAN, key=key, ledger=path, cohort_size=2, patience=0.0, trusted_nodes=True)
     strategy.start(FakeGrid({1: node(["ann", "bob"])}), record(np.zeros(6)), num_rounds=1)
     return strategy
-
-
-def test_a_strategy_with_a_folder_named_after_the_time_goes_on(tmp_path: Path) -> None:
-    path, key = tmp_path / "run.db", NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    for second in range(3):
-        inner = WithFolder(datetime(2026, 1, 1, 10, 0, second, tzinfo=UTC), fraction_train=0.1 + 0.1 * second)
-        assert run(path, key, inner).releases == second + 1
-        assert inner.run_dir == f"10-00-0{second}"  # a text is a setting of the process
-    assert verify(path).released == 3
-    # Nor is it another run for the key, which would begin again without its ledger.
-    path.rename(tmp_path / "lost.db")
-    for file in tmp_path.glob("run.db*"):
-        file.unlink()
-    with pytest.raises(ValueError, match="3 rounds are released"):
-        run(path, key, WithFolder(datetime(2026, 1, 1, 10, 0, 59, tzinfo=UTC)))
 
 
 class SeesItsRate(FedAvgM):

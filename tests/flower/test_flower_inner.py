@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Strategy
 from shared import record
 
 from fedcgd_flower.inner import inner_request, inner_step
@@ -25,19 +25,6 @@ MEANS = [
     np.array([-0.4, 0.1, 0.2], np.float32),
     np.array([0.3, 0, 0.1], np.float32),
 ]
-
-
-def test_fedavg_adds_the_mean() -> None:
-    np.testing.assert_allclose(run(FedAvg(), MEANS), START + sum(MEANS), rtol=1e-6)
-
-
-def test_fedavgm_is_heavy_ball_on_the_mean() -> None:
-    expected, momentum = START.astype(np.float64), np.zeros(3)
-    for mean in MEANS:
-        momentum = 0.9 * momentum + mean
-        expected = expected + 0.5 * momentum
-    got = run(FedAvgM(server_learning_rate=0.5, server_momentum=0.9), MEANS)
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def test_fedadam_is_adam_on_the_mean() -> None:

@@ -34,60 +34,24 @@ class Configures(FedAvg):
         return messages
 
 
-def put(message: Message, key: str, value: object) -> None:
-    message.content[key] = value
+def put(key: str, value: Callable[[int], object]) -> Callable[[int, Message], None]:
+    return lambda number, message: message.content.__setitem__(key, value(number))
 
 
-def rates(number: int, message: Message) -> None:
-    put(message, "config", ConfigRecord({"lr": float(number)}))
+REFUSED = {
+    "rates": put("config", lambda number: ConfigRecord({"lr": float(number)})),
+    "control variates": put("c", lambda _: record(np.ones(SIZE))),
+    "another model": put("arrays", lambda _: record(np.ones(SIZE))),
+    "no model": lambda _, message: message.content.__delitem__("arrays"),
+    "own records": lambda number, message: put(f"only {number}", lambda _: ConfigRecord({"a": 1}))(number, message),
+    "a second configuration": put("settings", lambda _: ConfigRecord({"head": "linear"})),
+    "scores": put("scores", lambda _: MetricRecord({"best": 0.5})),
+    "own type": lambda _, message: Message(message.content, dst_node_id=1, message_type="train.lora"),
+    "no training": lambda _, message: Message(message.content, dst_node_id=1, message_type="query"),
+}
 
 
-def control_variates(number: int, message: Message) -> None:
-    put(message, "c", record(np.ones(SIZE)))
-
-
-def another_model(number: int, message: Message) -> None:
-    put(message, "arrays", record(np.ones(SIZE)))
-
-
-def no_model(number: int, message: Message) -> None:
-    del message.content["arrays"]
-
-
-def own_records(number: int, message: Message) -> None:
-    put(message, f"only {number}", ConfigRecord({"a": 1}))
-
-
-def a_second_configuration(number: int, message: Message) -> None:
-    put(message, "settings", ConfigRecord({"head": "linear"}))
-
-
-def scores(number: int, message: Message) -> None:
-    put(message, "scores", MetricRecord({"best": 0.5}))
-
-
-def own_type(number: int, message: Message) -> Message:
-    return Message(message.content, dst_node_id=1, message_type="train.lora")
-
-
-def no_training(number: int, message: Message) -> Message:
-    return Message(message.content, dst_node_id=1, message_type="query")
-
-
-REFUSED = [
-    rates,
-    control_variates,
-    another_model,
-    no_model,
-    own_records,
-    a_second_configuration,
-    scores,
-    own_type,
-    no_training,
-]
-
-
-@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_sent_is_refused_by_name_before_anybody_is_asked(change, tmp_path: Path) -> None:
     """It was dropped in silence: all got the first node's rate, and nobody the control variates."""
     grid, evaluated = two_nodes(), []

@@ -1,5 +1,7 @@
 """The node's side: sums of clipped updates, over exactly the users that were asked and are hosted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,17 +53,19 @@ def pool(users=("ann", "bob", "cat", "dan", "eve")) -> FakeNode:
     return hosting(users, sequential_training(towards_target))
 
 
-def test_sum_of_each_users_clipped_update() -> None:
-    result = ask(FakeGrid({1: pool()}), 1, ("ann", "bob", "cat"))
-    # ann (3, 0, 0) → (1, 0, 0); bob is inside the ball; cat (0, 0, −4) → (0, 0, −1)
-    np.testing.assert_allclose(result.update, [1, 0.3, -1], rtol=1e-6)
-    assert result.answered == 3
-
-
-def test_a_user_that_fails_or_is_not_finite_adds_nothing() -> None:
-    result = ask(FakeGrid({1: pool()}), 1, ("dan", "bob", "eve"))
-    np.testing.assert_allclose(result.update, [0, 0.3, 0], rtol=1e-6)
-    assert result.answered == 1
+@pytest.mark.parametrize(
+    ("hosted", "asked", "total", "answered"),
+    [
+        # ann (3, 0, 0) → (1, 0, 0); bob is inside the ball; cat (0, 0, −4) → (0, 0, −1)
+        (TARGETS, ("ann", "bob", "cat"), [1, 0.3, -1], 3),
+        ([*TARGETS, "eve"], ("dan", "bob", "eve"), [0, 0.3, 0], 1),  # not finite, and fails
+        (["bob"], ("ann", "bob"), [0, 0.3, 0], 1),  # a node does not speak for users that it does not host
+    ],
+)
+def test_a_sum_is_of_each_hosted_users_clipped_update(hosted, asked, total, answered: int) -> None:
+    result = ask(FakeGrid({1: pool(hosted)}), 1, asked)
+    np.testing.assert_allclose(result.update, total, rtol=1e-6)
+    assert result.answered == answered
 
 
 CONTEXT = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
@@ -138,33 +142,6 @@ def test_who_is_named_twice_in_a_request_does_not_weigh_twice(kind: str) -> None
         node.app(message, CONTEXT)
 
 
-def test_a_node_does_not_speak_for_users_it_does_not_host() -> None:
-    result = ask(FakeGrid({1: pool(users=("bob",))}), 1, ("ann", "bob"))
-    np.testing.assert_allclose(result.update, [0, 0.3, 0], rtol=1e-6)
-    assert result.answered == 1
-
-
-def test_gradient_steps_equal_the_plain_loop() -> None:
-    generator = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randn(8, 3, generator=generator), torch.randn(8, generator=generator)
-
-    def loss(flat, x, y):
-        return (x @ flat - y) ** 2 / 2
-
-    step = one_gradient_step(
-        loss, lambda asked, context: (inputs[[int(u) for u in asked]], targets[[int(u) for u in asked]])
-    )
-    grid = FakeGrid({1: hosting([str(i) for i in range(8)], step)})
-    result = ask(grid, 1, ("2", "5", "7"), clip_norm=0.5)
-    expected = np.zeros(3)
-    for i in (2, 5, 7):
-        gradient = -targets[i].item() * inputs[i].double().numpy()  # at w = 0
-        expected -= gradient * min(1, 0.5 / np.linalg.norm(gradient))
-    np.testing.assert_allclose(result.update, expected, rtol=1e-5)
-    empty = ask(grid, 1, ("99",))
-    assert (empty.answered, empty.update.any()) == (0, False)
-
-
 def test_gradient_steps_count_the_users_within_the_norm_as_the_plain_loop_does() -> None:
     """The update is minus the gradient; what is counted has no sign to change."""
     inputs = {"ann": torch.tensor([3.0, 0, 0]), "bob": torch.tensor([0, 0.3, 0]), "cat": torch.tensor([0, 0, 0.4])}
@@ -177,11 +154,12 @@ def test_gradient_steps_count_the_users_within_the_norm_as_the_plain_loop_does()
         clipping=Clipping(clip_norm=1.0, grid=Lattice(STEP), indicator=1000),
         config=ConfigRecord(),
     )
-    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     for clipped_sum in (step, loop):
-        total, answered = clipped_sum(work, context)
+        total, answered = clipped_sum(work, CONTEXT)
         np.testing.assert_allclose(total[:3] * STEP, [-1, -0.3, -0.4], rtol=1e-6)
         assert (int(total[3]), answered) == (1000, 3)  # two are within the norm, and one is not
+        total, answered = clipped_sum(replace(work, users=()), CONTEXT)
+        assert (total.any(), answered) == (False, 0)
 
 
 def mod_node(train) -> FakeNode:

@@ -125,3 +125,14 @@ def test_what_was_not_sent_in_time_has_no_reply(monkeypatch: pytest.MonkeyPatch)
     assert module.send_and_receive(grid, messages, timeout=5.0) == [None] * 100
     assert clock.now == pytest.approx(1005.0)
     assert len(grid.push_messages.call_args.args[0]) == 64
+
+
+def test_for_a_node_that_is_gone_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = CountingClock()
+    monkeypatch.setattr(module, "time", clock)
+    grid = create_autospec(Grid, instance=True)
+    grid.push_messages.return_value, grid.get_node_ids.return_value = [None], []
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    taken([message])
+    [reply] = module.send_and_receive(grid, [message], timeout=60.0)
+    assert (reply.error.code, clock.now) == (5, 1000.0)

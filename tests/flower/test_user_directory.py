@@ -269,14 +269,3 @@ def test_nodes_that_share_cannot_take_a_registered_nodes_users_and_lose_what_it_
     assert directory.refresh(grid) == {"bob": (3,), "cat": (1, 2, 4)}
     grid.nodes[5] = pool("cat", name="silo2")
     assert directory.refresh(grid) == {"bob": (3,), "cat": (5,)}
-
-
-def test_lists_that_are_the_same_are_kept_once_in_whatever_order_they_come() -> None:
-    """A hundred nodes that share ten thousand users would otherwise keep a million."""
-    users = ("ann", "bob", "cat")
-    grid = FakeGrid({i: pool(*users[i % 3 :], *users[: i % 3], shared=True) for i in range(9)})
-    directory = make_directory()
-    nodes = directory.refresh(grid)
-    assert len({id(hosted) for hosted in directory._declared.values()}) == 1
-    assert len({id(where) for where in nodes.values()}) == 1
-    assert nodes["cat"] == tuple(range(9))

@@ -24,7 +24,7 @@ from fedcgd.ledger.attempts import read_openings as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
 from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
-from fedcgd_flower.keepers.messages import _bounded
+from fedcgd_flower.keepers.messages import _bounded, _or_zeros
 from fedcgd_flower.keepers.transport import Transport, Waits
 from fedcgd_flower.noise_provider import question_of
 from fedcgd_flower.round import TrainingRounds
@@ -151,6 +151,14 @@ def test_a_sum_that_is_too_long_is_scaled_before_it_is_masked() -> None:
     norm = np.linalg.norm(TASK.clipping.grid.from_steps(_bounded(long, TASK, 1)))
     assert 0.99 * TASK.clipping.clip_norm < norm <= TASK.clipping.clip_norm
     assert np.array_equal(_bounded(short, TASK, 1), short)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.ones(TASK.size), np.ones(TASK.size + 1, np.int64), "text"], ids=["floats", "long", "text"]
+)
+def test_what_is_no_sum_in_whole_steps_is_masked_as_zeros(wrong) -> None:
+    values = _or_zeros(lambda: wrong, TASK)
+    assert (values.dtype, values.shape, values.any()) == (np.int64, (TASK.size,), False)
 
 
 def test_a_round_whose_opening_failed_is_spent_and_the_next_cancels_what_was_released(real: RealKeepers) -> None:

@@ -30,6 +30,7 @@ from fedcgd.keepers.verification import contradictions
 from fedcgd.keepers.wire import answer_from_bytes, answer_to_bytes, challenges, from_bytes, to_bytes
 from fedcgd.ledger import verify
 from fedcgd.noise.keys import NoiseKey
+from fedcgd_flower.keepers.transport import KeeperServices
 from fedcgd_flower.run_loop import IncompleteRunError
 
 
@@ -125,6 +126,15 @@ def test_a_request_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch, len
     [card] = services.keepers.cards
     with services.running(), pytest.raises(OSError, match=status):
         ask(card.address, "/none", b"x" * length, services.tls("server"), most=1000, timeout=60.0)
+
+
+def test_as_much_is_read_of_a_keepers_answer_as_a_large_model_takes(tmp_path: Path, monkeypatch) -> None:
+    most: list[int] = []
+    monkeypatch.setattr("fedcgd.keepers.service.ask", lambda *_, **options: most.append(options["most"]))
+    keepers = Services(tmp_path, 1, colluding=0).keepers
+    opening = Opening(round=0, attempt=0, present=("k0",), tickets=(), sealed=(), after=None)
+    KeeperServices(keepers).ask(None, agreement_of(keepers, size=10**7), {"k0": opening}, check=False, patience=0.0)
+    assert 4 * 10**7 < most[0] < 5 * 10**7
 
 
 # Addresses and certificates.

@@ -10,7 +10,6 @@ import pytest
 from keeper_openings import PLAN, agreement_of
 from sql import edit
 
-from fedcgd import Participation
 from fedcgd.keepers import Keepers, NodeParticipations, RefusedError
 
 KEEPERS = Keepers.simulation(7, 3, colluding=1)
@@ -31,15 +30,6 @@ def test_a_user_has_the_participations_of_the_plan_and_no_more() -> None:
             assert "3 rounds" in refused(counts, round + 2, "ada")
             assert "round" in refused(counts, round - 1, "ada")
         assert "more than" in refused(counts, 12, "ada")
-
-
-def test_a_user_has_at_most_k_participations_even_if_there_is_time_for_more() -> None:
-    few = Participation(rounds=12, min_separation=3, max_participations=2)
-    rare = agreement_of(KEEPERS, replace(PLAN, participation=few))
-    with NodeParticipations.open(":memory:") as counts:
-        counts.count(rare, 0, 0, ["ada"])
-        counts.count(rare, 3, 0, ["ada"])
-        assert "more than" in refused(counts, 9, "ada", agreement=rare)
 
 
 def test_a_user_is_asked_for_once_in_a_try() -> None:

@@ -21,7 +21,6 @@ from fedcgd.keepers import (
     Kind,
     Masked,
     NodeParticipations,
-    RefusedError,
     mask,
     service,
 )
@@ -143,8 +142,8 @@ def masked_answer(
     names a file for `participations` has counted those of `users` in it before this calls `summed`.
 
     Raises:
-        ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do, or if it is not the
-            turn of one of `users`.
+        ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do.
+        RefusedError: before it too, if it is not the turn of one of `users`.
     """
     is_evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
     masking = Masking.from_message(message, keepers, EVALUATION if is_evaluation else TRAINING)
@@ -158,19 +157,11 @@ def masked_answer(
         )
     agreement.info(task.round, task.attempt, masking.present)  # refused before any work
     if (counts := context.node_config.get(PARTICIPATIONS, "")) != "":
-        _count(str(counts), agreement, task, users)
+        with NodeParticipations.open(str(counts)) as turns:
+            turns.count(agreement, task.round, task.attempt, users)
     values = _bounded(_or_zeros(summed, task), task, len(users))
     masked = mask(values, agreement, round=task.round, attempt=task.attempt, present=masking.present)
     return masked_reply(message, task, masked, masking.present)
-
-
-def _count(file: str, agreement: Agreement, task: TrainTask, users: Collection[str]) -> None:
-    try:
-        with NodeParticipations.open(file) as turns:
-            turns.count(agreement, task.round, task.attempt, users)
-    except RefusedError as error:
-        log_error(str(error))
-        raise ValueError(str(error)) from error
 
 
 def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np.signedinteger[Any]]:

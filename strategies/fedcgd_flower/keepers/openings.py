@@ -34,7 +34,6 @@ from fedcgd_flower.flower_private import log, log_warning
 from fedcgd_flower.keepers.messages import Masking, read_masked_reply
 from fedcgd_flower.keepers.transport import Transport, transport_of
 from fedcgd_flower.noise_provider import NoiseParties, NoiseUnavailableError, Replies, Results, ServerNoise, Sums
-from fedcgd_flower.users import node_name
 
 _MOST_SPENT = (
     3  # rounds in a row: a node or keeper that spoils sums does not mend itself, and each costs its users a turn
@@ -79,10 +78,11 @@ class Openings(ServerNoise):
     @property
     def gives_up(self) -> str:  # type: ignore[override]
         """Why no further round is tried; "" while there is no reason."""
-        last = self._ledger.openings()[-_MOST_SPENT:]
-        if len(last) < _MOST_SPENT or any(opened.state != "spent" for opened in last):
-            return ""
-        return f"{_MOST_SPENT} rounds in a row are consumed without a release, and each costs its users a participation"
+        last = [opened.state for opened in self._ledger.openings()[-_MOST_SPENT:]]
+        reason = (
+            f"{_MOST_SPENT} rounds in a row are consumed without a release, and each costs its users a participation"
+        )
+        return reason if last == ["spent"] * _MOST_SPENT else ""
 
     advice = (
         "find out why: the keepers' logs say what they refused. If the sums are too long, a node runs other code than the others "
@@ -192,7 +192,8 @@ class Openings(ServerNoise):
         if bad:
             self._check_always = True
             named = {node.node_id: node.name for node in grid.get_nodes()}
-            who = ", ".join(node_name(members[i][1], named.get(members[i][1], "")) for i in sorted(bad))
+            ids = [members[i][1] for i in sorted(bad)]
+            who = ", ".join(named.get(node_id) or f"node {node_id}" for node_id in ids)
             log_warning(
                 f"{len(bad)} of {len(members)} nodes cannot be opened, because they see another keepers.toml, or cheat; "
                 f"they are left out: {who}"
