@@ -414,6 +414,19 @@ def test_a_run_ends_where_its_last_round_is_spent(real: RealKeepers) -> None:
     assert strategy.releases == 6
 
 
+@pytest.mark.parametrize(("lost", "ends"), [([0, 1, 3, 4], False), ([1, 2, 3], True)])
+def test_three_consumed_rounds_in_a_row_end_a_run(real: RealKeepers, lost: list[int], ends: bool) -> None:
+    """Each costs its users a participation, and a node or keeper that spoils sums does not mend itself."""
+    grid = real.grid()
+    grid.nodes[11].tamper = lambda request, reply: None if opening_asked(request).get("round") in lost else reply
+    try:
+        real.make().start(grid, record(np.zeros(SIZE)))
+    except IncompleteRunError as error:
+        assert "keepers' logs" in error.result.advice
+    states = ["spent" if round in lost else "released" for round in range(6)]
+    assert [opened.state for opened in openings(real)] == states[: 4 if ends else 6]
+
+
 def test_a_resumed_run_needs_the_same_keepers(real: RealKeepers, tmp_path: Path) -> None:
     real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=1)
     (tmp_path / "other").mkdir()
