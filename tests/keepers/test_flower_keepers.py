@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from clock import Clock
 from command_line import run
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
@@ -145,6 +146,22 @@ def test_a_keeper_without_an_answer_is_asked_again_and_no_other() -> None:
     answers = flaky.ask(None, None, dict.fromkeys(("court", "union")), check=False, patience=60.0)
     assert answers == dict.fromkeys(("court", "union"), Refusal("no"))
     assert asked == [["court", "union"], ["union"]]
+
+
+def test_keepers_that_are_away_are_looked_for_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = Clock(), []
+    monkeypatch.setattr("fedcgd_flower.keepers.transport.time", clock)
+
+    class Away(Transport):
+        def _reachable(self, grid):
+            assert len(looks) < 80
+            return looks.append(clock.now) or ()
+
+        def _ask_once(self, *_):
+            raise AssertionError
+
+    assert Away(Keepers.simulation(1, 2, colluding=1)).present(None, 60.0) == ()
+    assert (clock.now, looks[1], len(looks) > 60) == (pytest.approx(60.0), 0.02, True)
 
 
 def test_a_sum_that_is_too_long_is_scaled_before_it_is_masked() -> None:
