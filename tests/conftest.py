@@ -47,7 +47,6 @@ LONG = {
         "accounting/test_balls_in_bins.py::test_quick_guarantee_is_an_upper_bound_too",
         "accounting/test_compose.py::test_a_balls_in_bins_run_beside_a_gaussian_one_by_quadrature",
         "accounting/test_selection_of_numbers.py::test_a_plan_is_accounted_for_with_the_damped_mechanism",
-        "accounting/test_selection_of_numbers.py::test_the_command_line_says_what_was_damped",
     ),
 }
 """Folders, files and tests that `make test` leaves out, and why the others notice what these do. So it does with the tests that

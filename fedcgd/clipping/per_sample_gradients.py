@@ -29,11 +29,11 @@ _MOST_ROWS = 4096  # however few numbers are trained: what the model computes of
 
 
 def rows_at_once(size: int, device: torch.device) -> int:
-    """How many gradients of `size` numbers exist at once by default."""
+    """How many gradients of `size` numbers, one or more, exist at once by default."""
     if device.type == "cuda":
-        rows = torch.cuda.get_device_properties(device).total_memory // _PART_OF_A_GPU // max(1, size)
+        rows = torch.cuda.get_device_properties(device).total_memory // _PART_OF_A_GPU // size
     else:
-        rows = max(CHUNK_ENTRIES // max(1, size), min(8, 4 * CHUNK_ENTRIES // max(1, size)))
+        rows = max(CHUNK_ENTRIES // size, min(8, 4 * CHUNK_ENTRIES // size))
     return max(1, min(rows, _MOST_ROWS))
 
 

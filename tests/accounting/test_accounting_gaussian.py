@@ -62,17 +62,6 @@ def test_calibrate_epsilon_and_delta_are_inverse():
     )
 
 
-def test_epsilon_grows_with_the_rounds_released():
-    plan = Participation(rounds=12, min_separation=4)
-    so_far = [
-        compute_epsilon(LambdaCGD(0.5), plan, noise_multiplier=3, delta=1e-6, released=t).epsilon for t in range(13)
-    ]
-    assert so_far[0] == 0
-    assert so_far[1] == pytest.approx(gaussian.epsilon(sigma=3.0, delta=1e-6))  # C[0, 0] = 1
-    assert so_far == sorted(so_far)
-    assert so_far[12] == compute_epsilon(LambdaCGD(0.5), plan, noise_multiplier=3, delta=1e-6).epsilon
-
-
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
     [

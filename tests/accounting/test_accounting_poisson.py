@@ -81,20 +81,6 @@ def test_known_rounds_cost_what_a_gaussian_mechanism_does() -> None:
         assert loss == pytest.approx(math.sqrt(eligible * 1.25) / 4.0, rel=1e-12)
 
 
-def test_fewer_released_rounds_cost_less() -> None:
-    participation = poisson(100, 0.05)
-    parts = (1, 10, 50, 100)
-    spent = [
-        compute_epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5, released=released).epsilon
-        for released in parts
-    ]
-    assert spent == sorted(spent)
-    assert spent[-1] == compute_epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5).epsilon
-    for epsilon, released in zip(spent, parts, strict=True):
-        back = compute_delta(DPSGD(), participation, noise_multiplier=1.0, epsilon=epsilon, released=released)
-        assert back.delta == pytest.approx(1e-5, rel=0.02)
-
-
 @pytest.mark.parametrize(
     "participation",
     [

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 from oracles_b_min_sep import ONE_OF_TWO, deltas
 
+from fedcgd.accounting import gaussian
+from fedcgd.accounting.accountant import silent
 from fedcgd.accounting.balls_in_bins.law import BinLaw, BinLikelihood, Bins
 from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
+from fedcgd.accounting.guarantee import Bound, Proof
+from fedcgd.accounting.random_participation import monte_carlo
+from fedcgd.accounting.random_participation.monte_carlo import Problem
 from fedcgd.accounting.random_participation.remove import RemoveSampler
 
 GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
@@ -73,6 +78,15 @@ def test_every_order_has_the_mean_by_quadrature(order, overlap, sigma, epsilon) 
     assert mean <= truth * 1.002 + 4 * error or order == 9  # where what is left out may be large
     assert values.max() <= 1
     assert shares.max() <= 1
+
+
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (2.0, 5.0)])
+def test_a_delta_is_an_upper_bound_also_where_nothing_is_drawn(sigma: float, epsilon: float) -> None:
+    """Two bins of overlap 0.6; the last is below 10⁻²⁰."""
+    gram = np.array([[1.0, 0.6], [0.6, 1.0]])
+    known = Bound(gaussian.delta(epsilon=epsilon, sigma=sigma), Proof("known rounds"))
+    found = monte_carlo.delta(Problem(Bins(gram), BinLaw(2)), known, sigma=sigma, epsilon=epsilon, progress=silent)
+    assert max(deltas(np.linalg.cholesky(gram).T, ONE_OF_TWO, sigma, epsilon, 1101)) <= found.value <= known.value
 
 
 @pytest.mark.parametrize("overlap", [0.9, 0.999])

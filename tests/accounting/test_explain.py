@@ -31,7 +31,13 @@ def test_every_sampling_is_explained_by_what_it_says_of_itself(name: str, few_dr
     assert participation.scheme.absence in steps["adjacency"].statement
     assert str(participation) in steps["participation"].statement
     assert steps["participation"].value == (participation.sampling_rate or participation.participations)
+    assert steps["mechanism"].statement.startswith("dp-sgd: ")
     assert ("profits from" in steps["sensitivity"].statement) == (name in ("balls-in-bins", "b-min-sep"))
+
+
+def test_long_patterns_are_shortened() -> None:
+    steps = by_title(DPSGD(), Participation(rounds=50), noise_multiplier=9.0)
+    assert "rounds 1, 2, 3, 4, … and 50 (exact" in steps["sensitivity"].statement
 
 
 def test_numbers_are_those_of_the_accounting() -> None:

@@ -40,32 +40,6 @@ def test_one_epoch_by_quadrature(rounds: int, points: int, sigma: float, epsilon
         assert truth * (1 - 2e-4) <= bound <= truth * (1 + 3e-3) + 1e-9
 
 
-def log_ratio(x: np.ndarray, mu: float) -> np.ndarray:
-    return np.log(np.exp(mu * x - mu * mu / 2).mean(axis=1))
-
-
-@pytest.mark.parametrize(
-    ("sigma", "rounds", "number", "epsilon"), [(0.6, 10, 3, 3.0), (1.0, 20, 6, 0.8), (2.0, 4, 8, 0.8)]
-)
-def test_epochs_together_by_draws(sigma: float, rounds: int, number: int, epsilon: float) -> None:
-    """Half a million draws of the run itself: from P with a larger mean for removing, from Q for adding."""
-    generator, count, mu = np.random.default_rng(1), 500_000, 1 / sigma
-    wide = 1.2 * mu
-    one, weight, none = np.zeros(count), np.zeros(count), np.zeros(count)
-    for _ in range(number):
-        x = generator.standard_normal((count, rounds))
-        none += log_ratio(x, mu)
-        x[np.arange(count), generator.integers(rounds, size=count)] += wide
-        one += log_ratio(x, mu)
-        weight -= log_ratio(x, wide)
-    removing = np.maximum(np.exp(one) - math.exp(epsilon), 0) * np.exp(weight)
-    adding = np.maximum(1 - np.exp(epsilon + none), 0)
-    for bound, values in zip(both_deltas(sigma, rounds, number, epsilon), (removing, adding), strict=True):
-        mean, error = values.mean(), values.std() / math.sqrt(count)
-        assert error < 0.015 * mean
-        assert mean - 4 * error <= bound <= (mean + 4 * error) * 1.003
-
-
 def test_means_of_two_kinds_are_larger_in_the_convex_order() -> None:
     """(V_1 + V_2 + V_2′)/3 by quadrature over V_1 and V_2, V_2′: every mean of (x − a)₊ and of (a − x)₊."""
     found = log_normal_mean([(0.8, 1), (1.5, 2)], 1e-20)

@@ -1,13 +1,13 @@
 """A server that begins again, or asks twice, wants more of its users than was agreed: a node that counts turns trains nobody."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flower_runs import KEY, hosting, names
+from flower_runs import KEY, hosting, names, one_user
 from flwr.app import Message
-from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, make
 from shared import record
 
@@ -38,16 +38,10 @@ def hosts(tmp_path: Path, trained: list[str], *, count: bool) -> dict[int, FakeN
 def single(tmp_path: Path, trained: list[str], *, count: bool) -> dict[int, FakeNode]:
     """Twelve nodes that are one user each."""
     grid = {}
-    for i in range(12):
-        app = ClientApp(mods=[ClippedUpdateMod(keepers=SIMULATED)])
-
-        @app.train()
-        def train(message, context):
-            trained.append(str(context.node_config["partition-id"]))
-            return Message(message.content, reply_to=message)
-
-        turns = {"participations": str(tmp_path / f"{i}.db")} if count else {}
-        grid[i + 1] = FakeNode(app, config={"partition-id": i, **turns})
+    for user in names(12):
+        turns = {"participations": str(tmp_path / f"{user}.db")} if count else {}
+        note = partial(lambda user, numbers: trained.append(user) or numbers, user)
+        grid[len(grid) + 1] = one_user(user, note, ClippedUpdateMod(keepers=SIMULATED), **turns)
     return grid
 
 

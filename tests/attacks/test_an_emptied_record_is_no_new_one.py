@@ -63,11 +63,6 @@ def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def touched(path: Path) -> None:
-    path.unlink()
-    path.touch(0o600)
-
-
 def without_tables(path: Path) -> None:
     path.unlink()
     path.touch(0o600)
@@ -82,7 +77,7 @@ def without_its_first_line(path: Path) -> None:
 
 
 @records
-@pytest.mark.parametrize("change", [emptied, touched, without_tables, without_its_first_line])
+@pytest.mark.parametrize("change", [emptied, without_tables, without_its_first_line])
 def test_an_emptied_record_is_refused(
     folder: Path, name: str, use: Callable[[Path], None], change: Callable[[Path], None]
 ) -> None:
@@ -160,3 +155,12 @@ def test_a_key_is_not_made_beside_an_emptied_record(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="used with"):
         NoiseKey.from_file(tmp_path / "noise.key", create=True)
     assert not (tmp_path / "noise.key").exists()
+
+
+def test_a_key_file_of_raw_bytes_is_not_quoted(tmp_path: Path) -> None:
+    """The error used to carry the key: `UnicodeDecodeError.object`."""
+    (tmp_path / "noise.key").write_bytes(bytes(range(120, 152)))
+    (tmp_path / "noise.key").chmod(0o600)
+    with pytest.raises(ValueError, match="64 hexadecimal") as refused:
+        NoiseKey.from_file(tmp_path / "noise.key")
+    assert not isinstance(refused.value, UnicodeError)

@@ -4,38 +4,23 @@ import copy
 
 import pytest
 import torch
-from central_runs import MODES, Run, refused
+from central_runs import MODES, Run, network, refused
 from torch import nn
 
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
-
-def network():
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-def unfreeze(run):
-    run.model[0].requires_grad_(True)
-
-
-def freeze(run):
-    run.model[2].bias.requires_grad_(False)
+CHANGES = {
+    "unfrozen": lambda run: run.model[0].requires_grad_(True),
+    "frozen": lambda run: run.model[2].bias.requires_grad_(False),
+    "another group": lambda run: run.optimizer.add_param_group(
+        {"params": [*run.model[0].requires_grad_(True).parameters()]}
+    ),
+    "another group of the wrapped": lambda run: run.base.add_param_group({"params": [nn.Parameter(torch.zeros(3))]}),
+    "another layer": lambda run: run.model.__setitem__(2, nn.Linear(5, 3)),
+}
 
 
-def add_group(run):
-    run.model[0].requires_grad_(True)
-    run.optimizer.add_param_group({"params": list(run.model[0].parameters())})
-
-
-def add_to_the_wrapped(run):
-    run.base.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
-
-
-def replace(run):
-    run.model[2] = nn.Linear(5, 3)
-
-
-@pytest.mark.parametrize("change", [unfreeze, freeze, add_group, add_to_the_wrapped, replace])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("mode", MODES)
 def test_parameters_that_change_after_make_private_are_refused(mode, change, monkeypatch):
     model = network()

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from fedcgd.central.ranks import Ranks
 from fedcgd.ledger import verify
 
 PROGRAM = Path(__file__).parents[1] / "helpers" / "pure_ranks.py"
@@ -37,6 +39,29 @@ def test_two_processes_have_the_bits_of_one(models, kind):
     for rank in range(2):
         assert isinstance(models[kind, 2, rank], torch.Tensor), models[kind, 2, rank]
         assert torch.equal(models[kind, 2, rank], one)
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_ranks_that_say_other_things_are_told_so(other, monkeypatch):
+    def gather(said, mine, group):
+        said[:] = [mine, {**mine, "the round": other}]
+
+    monkeypatch.setattr(dist, "get_rank", lambda _: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    with pytest.raises(RuntimeError, match="ranks 0 and 1 disagree about the round"):
+        Ranks(object()).agree({"its sum": "the same", "the round": 2})
+
+
+def test_shares_of_the_noise_are_all_coordinates_once(monkeypatch):
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 3)
+    for size in (1, 1536, 1537, 10_000, 100_001):
+        shares = []
+        for rank in range(3):
+            monkeypatch.setattr(dist, "get_rank", lambda _, rank=rank: rank)
+            shares.append(range(size)[Ranks(object()).share(size)])
+        assert [i for share in shares for i in share] == list(range(size))
+        assert max(map(len, shares)) <= size / 3 + 1536
 
 
 def test_without_noise_they_differ_by_rounding_alone(models):

@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import command_line
@@ -49,29 +48,9 @@ def report(path: Path, output: Path) -> Result:
     return command_line.run("report", path, "-o", output)
 
 
-class Page(HTMLParser):
-    """The text that a reader sees, the tags, and whether they close."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.text, self.tags, self.open = "", [], []  # type: ignore[var-annotated]
-        self.attributes: list[tuple[str, str]] = []
-        self.feed(page)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in ("meta", "path", "use", "rect", "line", "br"):  # which have no end
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self.open:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.text += data
+def read_by_people(page: str) -> str:
+    """What a reader of the page sees."""
+    return html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", "", page, flags=re.DOTALL))
 
 
 def test_the_page_says_what_the_records_prove(path, tmp_path):
@@ -103,14 +82,10 @@ def test_the_page_names_nobody_runs_nothing_and_needs_no_network(path, tmp_path)
     run(path)
     output = tmp_path / "report.html"
     assert SCRIPT in page_of(path, output, "--operator", SCRIPT)  # it is text, not a tag
-    text = output.read_text()
-    page = Page(text)
-    assert "secret-" not in text
-    assert "script" not in page.tags
-    assert not [value for name, value in page.attributes if name in ("src", "href") and not value.startswith("#")]
-    assert "@import" not in text
-    assert page.tags.count("h1") == 1
-    assert "svg" not in page.tags
+    page = output.read_text()
+    assert not [word for word in ("secret-", "<script", "@import", "<svg") if word in page]
+    assert not re.search(r"""\b(src|href)=["']?[^"'#]""", page)
+    assert page.count("<h1") == 1
 
 
 def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
@@ -173,7 +148,7 @@ def test_page_and_statement_say_the_joint_budget(path, tmp_path):
             ledger.record_metrics("evaluate", 1, {"accuracy": 0.6})
         for name in ("report.html", "statement.md", "statement.json"):
             report(path, tmp_path / name)
-        pages = Page((tmp_path / "report.html").read_text()).text, (tmp_path / "statement.md").read_text()
+        pages = read_by_people((tmp_path / "report.html").read_text()), (tmp_path / "statement.md").read_text()
         assert ["≤ 6 " in page for page in pages] == [bool(configuration)] * 2
         statement = json.loads((tmp_path / "statement.json").read_text())
         expected = {"epsilon": 6.0, "delta": 1e-5, "earlier_runs": 1}
@@ -233,7 +208,7 @@ def test_a_verified_ledger_shows_no_epsilon_in_a_notebook_where_nothing_is_promi
 
 def page_of(path: Path, output: Path, *options: str) -> str:
     assert command_line.run("report", path, "-o", output, *options).exit_code == 0
-    return Page(output.read_text()).text
+    return read_by_people(output.read_text())
 
 
 @pytest.mark.parametrize(

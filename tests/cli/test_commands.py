@@ -17,13 +17,13 @@ from click.testing import CliRunner
 from command_line import run, shown
 from keeper_runs import RealKeepers
 from keeper_services import Services
-from ledgers import release
+from ledgers import MODEL, recorded
 from plans import make_plan
 from rich.console import Console
 from shared import record
 
 import fedcgd
-from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.cli import account, app, printing, watch
 from fedcgd.cli.commands import COMMANDS, KEEPER_COMMANDS, LEDGER_COMMANDS
 from fedcgd.cli.declare import WholeNumber
@@ -255,10 +255,7 @@ def a_service_that_stops_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 def recorded_run(path: Path, key_file: Path) -> None:
     """A round with one user."""
     plan = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=2), noise_multiplier=3.0)
-    key = NoiseKey.from_file(key_file, create=True)
-    layout = json.dumps([["weight"], [[3]], ["float32"]])
-    with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:
-        release(ledger, 0, ["user-ann"], np.ones(3, np.float32).tobytes(), b"", layout)
+    recorded(path, ["user-ann"], plan, NoiseKey.from_file(key_file, create=True), over=False, **MODEL)
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])

@@ -1,6 +1,7 @@
 """Clipped per-example gradients against one backward pass per example."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,6 +76,12 @@ def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch
         clipped(model, inputs, targets)
         assert at_once == sizes
         at_once.clear()
+
+
+def test_on_a_gpu_gradients_take_a_sixteenth_of_its_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**36))
+    sizes = [gradients.rows_at_once(size, torch.device("cuda")) for size in (10, 2**20, 2**40)]
+    assert sizes == [4096, 1024, 1]  # 2³² bytes of float32, and never too many examples
 
 
 FORMS = {"machine code": gradients._BY_MACHINE_CODE, "torch": gradients._BY_TORCH}

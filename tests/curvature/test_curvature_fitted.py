@@ -16,7 +16,6 @@ from fedcgd.optimisation.mechanism_json import describe, from_description
 from fedcgd.optimisation.noise_curve import BARRIER, noise_curve
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
-from fedcgd.quadratic.factor import thin_factor
 from fedcgd.quadratic.loss import final_loss
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -34,22 +33,6 @@ def form(quadratic: Quadratic, n: int) -> np.ndarray:
     values = np.repeat(quadratic.spectrum.eigenvalues, np.array(quadratic.spectrum.counts, int))
     v = (1 - quadratic.learning_rate * values)[:, None] ** (n - 1 - np.arange(n))
     return v.T @ np.diag(values) @ v
-
-
-@pytest.mark.parametrize(
-    "quadratic",
-    [
-        SOME,
-        Quadratic(Spectrum.from_eigenvalues([1.9, 1.0, 0.3]), 1.0),
-        Quadratic(Spectrum.from_eigenvalues(np.geomspace(1e-5, 1, 500)), 1.0),
-    ],
-)
-def test_the_thin_factor_is_one_of_the_whole_form(quadratic: Quadratic) -> None:
-    n = 200
-    factor = thin_factor(quadratic, n)
-    assert factor.shape[1] < 40
-    whole = form(quadratic, n)
-    np.testing.assert_allclose(factor @ factor.T, whole, atol=1e-12 * whole.max())
 
 
 def objective(x: np.ndarray, quadratic: Quadratic, unit: float, barrier: float) -> float:

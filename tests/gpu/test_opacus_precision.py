@@ -99,36 +99,6 @@ def test_the_products_of_tensor_cores_differ_each_time() -> None:
     assert 1e-4 < max(norms) / min(norms) - 1 < 1e-2
 
 
-class _AnyOrder(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, slope):
-        return slope * (1 + 2.0**-8 * torch.rand_like(slope))
-
-
-class Attention(nn.Module):
-    """Slopes with another rounding each time, as of attention on a GPU in bfloat16; with `mixes`, half of the row before too."""
-
-    def __init__(self, mixes: bool) -> None:
-        super().__init__()
-        self.first, self.last, self.mixes = nn.Linear(6, 4), nn.Linear(4, 3), mixes
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = _AnyOrder.apply(torch.tanh(self.first(x)))
-        return self.last(x + x.roll(1, 0) / 2 if self.mixes else x)
-
-
-def test_rounding_in_any_order_is_not_taken_for_mixed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(3):
-        torch.manual_seed(seed)
-        Run(monkeypatch, model=Attention(mixes=False), size=40, batch=4).train()
-        with pytest.raises(RuntimeError, match="another example"):
-            Run(monkeypatch, model=Attention(mixes=True), size=40, batch=4).train()
-
-
 def test_a_grad_scaler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch)
     scaler = torch.amp.GradScaler("cpu")

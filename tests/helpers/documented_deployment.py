@@ -2,11 +2,15 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""What a page says to type."""
 
 
 def started_by_the_page(home: Path) -> list[int]:

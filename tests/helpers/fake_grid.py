@@ -46,15 +46,7 @@ class FakeGrid(Grid):
         self.sent: list[Message] = []
         self._replies: dict[str, Message] = {}
 
-    @property
-    def run(self):
-        raise NotImplementedError
-
-    def set_run(self, run) -> None:
-        raise NotImplementedError
-
-    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None) -> Message:
-        raise NotImplementedError
+    run = set_run = create_message = None  # type: ignore[assignment]  # which nobody calls
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)

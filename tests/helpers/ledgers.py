@@ -40,11 +40,22 @@ def release(
 
 
 def recorded(
-    path: Path, users: list[str], plan: Plan, key: NoiseKey = KEY, *, configuration: Any = None, over: bool = True
+    path: Path,
+    users: list[str],
+    plan: Plan,
+    key: NoiseKey = KEY,
+    *,
+    configuration: Any = None,
+    over: bool = True,
+    **more: Any,
 ) -> Path:
-    """The ledger of a run that has released a round, for which it asked `users`; sealed if it is `over`."""
+    """The ledger of a run that has released a round, for which it asked `users`, with what `release` takes; sealed if `over`."""
     with Ledger.open(path, plan=plan, configuration=configuration or {"run": path.stem}, key=key) as ledger:
-        release(ledger, 0, users)
+        release(ledger, 0, users, **more)
     if over:
         seal(path, None)
     return path
+
+
+MODEL = {"model": np.ones(3, np.float32).tobytes(), "layout": '[["weight"], [[3]], ["float32"]]'}
+"""What `recorded` takes for a model of three numbers."""

@@ -2,19 +2,8 @@
 
 from fedcgd import Mechanism, Participation, Plan
 
+DEFAULTS = {"clip_norm": 1.0, "noise_multiplier": 2.0, "delta": 1e-5}
 
-def make_plan(
-    mechanism: Mechanism,
-    participation: Participation,
-    *,
-    clip_norm: float = 1.0,
-    noise_multiplier: float = 2.0,
-    delta: float = 1e-5,
-) -> Plan:
-    return Plan(
-        mechanism=mechanism,
-        participation=participation,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-    )
+
+def make_plan(mechanism: Mechanism, participation: Participation, **numbers: float) -> Plan:
+    return Plan(mechanism=mechanism, participation=participation, **DEFAULTS | numbers)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from plans import make_plan
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.central import PrivateGradient
 
 ROUNDS = 6
@@ -34,23 +35,19 @@ class Network(nn.Module):
         return self.last(self.kept(self.drop(torch.tanh(self.norm(self.first(x))))) * self.scale)
 
 
-def plan(sigma: float) -> Plan:
-    participation = Participation(rounds=ROUNDS, min_separation=3)
-    return Plan(
-        mechanism=LambdaCGD(0.5), participation=participation, clip_norm=0.3, noise_multiplier=sigma, delta=1e-3
-    )
-
-
 def train(folder: Path, kind: str, group: dist.ProcessGroup | None) -> torch.Tensor:
     rank = 0 if group is None else dist.get_rank(group)
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(36, 6, generator=generator), torch.randint(0, 3, (36,), generator=generator))
     model = Network()
     record = folder / f"{kind}.db" if "recorded" in kind else None
-    step = PrivateGradient(
-        model, cross_entropy, data, plan(0.0 if "noiseless" in kind else 0.7), key=NoiseKey.simulation(2), record=record,
-        micro_batch=4, group=group,
+    plan = make_plan(
+        LambdaCGD(0.5), Participation(rounds=ROUNDS, min_separation=3), clip_norm=0.3, delta=1e-3,
+        noise_multiplier=0.0 if "noiseless" in kind else 0.7,
     )  # fmt: skip
+    step = PrivateGradient(
+        model, cross_entropy, data, plan, key=NoiseKey.simulation(2), record=record, micro_batch=4, group=group
+    )
     if "sharded" in kind:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         fully_shard(model.first, mesh=mesh)

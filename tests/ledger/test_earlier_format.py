@@ -1,8 +1,6 @@
 """Ledgers of format 3 as the code of that time left them: read, gone on with, refused where they say what none of today can."""
 
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -117,26 +115,6 @@ def test_it_is_sealed_and_annotated(path):
     path.with_name("noise.key.runs").unlink()
     with refused("register-lost"):
         Ledger.open(path.with_name("next.db"), plan=PLAN, configuration={}, key=NoiseKey.from_file(key))
-
-
-@pytest.mark.parametrize("path", ["first"], indirect=True)
-def test_a_kill_leaves_the_old_one_and_it_goes_on(path):
-    killed = """
-import os, sys
-from fedcgd.ledger import store
-from fedcgd.support.records import transaction
-
-connection = store.connect(sys.argv[1])
-connection.set_trace_callback(lambda statement: os._exit(9) if statement == "COMMIT" else None)
-with transaction(connection):
-    store.migrate(connection, sys.argv[1])
-"""
-    assert subprocess.run([sys.executable, "-c", killed, str(path)]).returncode == 9
-    assert format_of(path) == 3
-    check_said(path)
-    opened(path).close()
-    assert format_of(path) == 4
-    check_said(path)
 
 
 @pytest.mark.parametrize(

@@ -475,12 +475,12 @@ def test_a_transaction_holds_the_lock_from_its_beginning_and_ctrl_c_undoes_it(tm
 
 
 def test_what_cannot_be_undone_is_not_read_any_more():
-    """The disk fails while a transaction is undone: what it wrote must not be seen by a later read."""
+    """The disk fails at the COMMIT, and while that is undone: what was written must not be seen by a later read."""
 
     connection = Mock(in_transaction=True)
-    connection.execute.side_effect = [None, sqlite3.OperationalError("disk I/O error")]
-    with pytest.raises(KeyError), transaction(connection):
-        raise KeyError
+    connection.execute.side_effect = [None, *[sqlite3.OperationalError("no space")] * 2]
+    with pytest.raises(sqlite3.OperationalError), transaction(connection):
+        pass
     connection.close.assert_called_once()
 
 
@@ -536,6 +536,9 @@ def test_a_new_key_that_another_process_found_stays(path, tmp_path):
     assert (tmp_path / "key").exists()
 
 
-def test_a_folder_is_no_ledger(tmp_path):
+def test_a_folder_or_the_file_of_the_keys_runs_is_no_ledger(tmp_path):
+    """Each of the two waited for the other's lock, for a minute."""
     with pytest.raises(ValueError, match="folder"):
         opened(tmp_path)
+    with refused("ledger-is-the-register"):
+        opened(tmp_path / "noise.key.runs", key=NoiseKey.from_file(tmp_path / "noise.key", create=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import run
-from ledgers import reasons, refused
+from ledgers import reasons, refused, release
 from oracles_accounting import gaussian_epsilon
 from plans import make_plan
 from scipy import optimize
@@ -33,25 +33,14 @@ def patterns(n: int, b: int, k: int) -> list[tuple[int, ...]]:
     ]
 
 
-def release(ledger: Ledger, first: int, last: int, users: list[str], key: NoiseKey) -> None:
+def go_on(
+    folder: Path, first: int, last: int, users: list[str], *, plan: Plan = PLAN, configuration: dict | None = None
+) -> Path:
     """Rounds [first, last); each user takes part every other round."""
-    for round in range(first, last):
-        attempt = ledger.plan_round(round, users if round % 2 == 0 else [f"other-{round}"])
-        sums = np.arange(3) + round
-        nonce = key.nonce_of(ledger.stream_id, sums, earlier=ledger.resume().nonces, attempt=attempt)
-        ledger.record_aggregated(round, attempt, nonce)
-        ledger.record_released(round, attempt, b"")
-
-
-def opened(folder: Path, plan: Plan = PLAN, configuration: dict | None = None) -> tuple[Ledger, NoiseKey]:
     key = NoiseKey.from_file(folder / "noise.key", create=True)
-    return Ledger.open(folder / "run.db", plan=plan, configuration=configuration or {}, key=key), key
-
-
-def go_on(folder: Path, first: int, last: int, users: list[str], **options) -> Path:
-    ledger, key = opened(folder, **options)
-    with ledger:
-        release(ledger, first, last, users, key)
+    with Ledger.open(folder / "run.db", plan=plan, configuration=configuration or {}, key=key) as ledger:
+        for round in range(first, last):
+            release(ledger, round, users if round % 2 == 0 else [f"other-{round}"], b"")
     return folder / "run.db"
 
 

@@ -129,32 +129,10 @@ def test_a_kill_at_any_line_of_a_release_loses_nothing(path: Path, every: int) -
     assert verify(path).problems == ()
 
 
-def exchanged_for(other: Callable[[Path], bytes]) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        file = path.with_name("run.db-model-1")
-        file.write_bytes(other(file))
-
-    return change
-
-
-def of_another_run(file: Path) -> bytes:
-    other = file.parent / "other" / "run.db"
-    other.parent.mkdir()
-    NoiseKey.from_file(other.with_name("noise.key"), create=True)
-    with opened(other) as ledger:
-        release(ledger, 0)
-        release(ledger, 1, bytes(400))
-    return other.with_name(file.name).read_bytes()
-
-
 DAMAGE = {
-    "deleted": (lambda path: path.with_name("run.db-model-1").unlink(), "model-missing"),
-    "truncated": (exchanged_for(lambda file: file.read_bytes()[:-1]), "model-changed"),
-    "emptied": (exchanged_for(lambda file: b""), "model-changed"),
-    "longer": (exchanged_for(lambda file: file.read_bytes() + b"!"), "model-changed"),
-    "one bit": (exchanged_for(lambda file: b"\x01" + file.read_bytes()[1:]), "model-changed"),
-    "of the round before": (exchanged_for(lambda file: file.with_name("run.db-model-0").read_bytes()), "model-changed"),
-    "of another run": (exchanged_for(of_another_run), "model-changed"),
+    "deleted": (Path.unlink, "model-missing"),
+    "truncated": (lambda file: file.write_bytes(file.read_bytes()[:-1]), "model-changed"),
+    "one bit": (lambda file: file.write_bytes(b"\x01" + file.read_bytes()[1:]), "model-changed"),
 }
 
 
@@ -163,7 +141,7 @@ def test_a_file_that_is_not_the_ledgers_is_refused_and_the_records_are_read(path
     change, reason = DAMAGE[damage]
     with_rounds(path, 2)
     whole, kept = path.with_name("run.db-model-1").read_bytes(), export(path)
-    change(path)
+    change(path.with_name("run.db-model-1"))
     with opened(path) as ledger, refused(reason):
         ledger.resume()
     shown = run("ledger", "model", path, path.with_name("model.npz"))
@@ -304,3 +282,4 @@ def test_the_arrays_come_back_by_name_before_and_after_the_seal(path: Path) -> N
         np.testing.assert_array_equal(found["half"], flat[7:9] + 1)
         np.testing.assert_array_equal(found["norm.running_var"], [0, 2])  # noise had made it negative
     assert ".npz" in run("ledger", "model", path, "model.pt").stderr
+    assert run("ledger", "model", path, path / "no" / "folder.npz").exit_code == 2

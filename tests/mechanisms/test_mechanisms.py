@@ -26,6 +26,7 @@ from fedcgd.mechanisms import (
     inverse_matrix,
     matrix,
 )
+from fedcgd.mechanisms import toeplitz as series
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
 from fedcgd.optimisation.mechanism_json import describe, from_description
@@ -77,6 +78,13 @@ def test_explicit_matrices_are_equal_by_value_and_cannot_be_changed() -> None:
         one.band[0, 0] = 3
     with pytest.raises(ValueError, match="13 rounds"):
         matrix(one, 12)
+
+
+def test_series_inverse_by_newton_is_that_of_the_recurrence(monkeypatch) -> None:
+    expected = BISR(50).coefficients(3000), BSR(700).inverse_coefficients(3000)
+    monkeypatch.setattr(series, "_DIRECT", 0)
+    found = BISR(50).coefficients(3000), BSR(700).inverse_coefficients(3000)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
 
 
 def test_blt_inverse_is_accurate_for_decays_near_one() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import oracles_mechanisms as oracle
 import pytest
-from command_line import figures
+from command_line import figures, run
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from scipy.optimize import approx_fprime
 
@@ -116,6 +116,7 @@ def test_the_command_line_chooses_for_the_schedule_and_reports_its_error() -> No
     assert found["rmse"] == error_norms(LambdaCGD(expected.lam), 60, FALLING).rmse(found["noise_multiplier"])
     [row] = figures("compare", "--mechanism", "lambda-cgd", *words)["mechanisms"]
     assert row["rmse"] == found["rmse"]
+    assert run("compare", *words, "--warmup", "60").exit_code == 2  # longer than the run may be
 
 
 @pytest.mark.parametrize(("base", "name"), [(FedAvgM, "server_learning_rate"), (FedAdam, "eta")])

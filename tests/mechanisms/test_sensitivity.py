@@ -150,7 +150,11 @@ def test_nothing_released_needs_no_noise() -> None:
 
 
 def test_too_large_for_a_gram_matrix_says_what_to_do() -> None:
+    """What is Toeplitz needs none."""
     n = DENSE_LIMIT + 1
+    for mechanism in (LambdaCGD(0.99), ROOT, BandInvMF((1.0, -0.6, 0.1, -0.3))):
+        found = sensitivity(mechanism, plan(10**6, 10, 10**5))
+        assert ("Theorem 1" in found.method) == (type(mechanism) is not BandInvMF)
     with pytest.raises(ValueError, match="8192 rounds"):
         sensitivity(TREE, plan(n, 2, 2))
 

@@ -21,6 +21,7 @@ def test_each_sequence_counts_alike_however_many_tokens_it_has() -> None:
     by_sequence = [token_losses(one[:-1], own[1:]) for one, own in zip(logits, labels, strict=True)]
     expected = sum(sum(one) / max(len(one), 1) for one in by_sequence) / 3
     assert float(sequence_loss(logits, labels)) == pytest.approx(expected, rel=1e-5)
+    assert sequence_loss(logits[:0], labels[:0]) == 0
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

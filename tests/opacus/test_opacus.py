@@ -266,23 +266,6 @@ def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise
         stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
 
 
-def test_an_engine_makes_one_run():
-    """A cell that is run again before anything is released begins the run anew."""
-    engine, _, _ = make()
-
-    def again():
-        model = nn.Linear(6, 3)
-        return engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), plan=plan_of(),
-            data_loader=DataLoader(examples(EXAMPLES, scale=1.0), batch_size=BATCH),
-        )  # fmt: skip
-
-    train(again(), epochs=1)
-    assert engine.accountant.released == 5
-    with pytest.raises(RuntimeError, match="another engine"):
-        again()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch):

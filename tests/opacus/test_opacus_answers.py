@@ -230,8 +230,9 @@ def test_secure_mode_is_what_a_secret_key_is() -> None:
 
 
 def test_another_accountant_of_opacus_is_not_used_and_that_is_said() -> None:
-    with pytest.warns(UserWarning, match="accountant='rdp' is"):
+    with pytest.warns(UserWarning, match="accountant='rdp' is") as said:
         CorrelatedPrivacyEngine(SIMULATION, accountant="rdp")
+    assert said[0].filename == __file__
 
 
 def test_steps_cannot_be_counted_by_hand_and_checkpoints_do_not_mix(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from central_ranks import Job, network, plan_of, run_rank
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 
 from fedcgd import BLT, LambdaCGD, NoiseKey
-from fedcgd.central.ranks import Ranks
 from fedcgd.central.releases import GRID_LOSS
 from fedcgd.ledger import export, verify
 from fedcgd.opacus.engine import ranks_of
@@ -121,13 +120,11 @@ def test_poisson_batches_and_physical_batches_are_split_over_ranks(train, tmp_pa
         {"noise": "buffer", "model": "large", "mechanism": BLT((0.9, 0.5), (0.2, 0.1))},
         {"noise": "cpu-buffer", "model": "large"},
         {"sampling": "balls-in-bins"},
-        {"sampling": "poisson", "mechanism": LambdaCGD(0.0)},
-        {"most_rows": 2, "parts": 12},
     ],
     ids=str,
 )
 def test_all_ways_of_training_are_the_same_on_any_number_of_ranks(options, train, tmp_path):
-    same_on_all(train, tmp_path, [1, 2, 4] if options.get("parts") != 12 else [2, 3, 4], **options)
+    same_on_all(train, tmp_path, [1, 2, 4], **options)
 
 
 def test_each_sum_has_the_noise_of_the_whole_once(train, tmp_path):
@@ -218,17 +215,6 @@ def test_a_round_that_cannot_be_put_on_record_moves_no_rank(train, tmp_path):
     assert answers[0].startswith("OSError")
     assert "rank 0" in answers[1]
     assert recorded(tmp_path) == []
-
-
-def test_shares_of_the_noise_are_all_coordinates_once(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 3)
-    for size in (1, 1536, 1537, 10_000, 100_001):
-        shares = []
-        for rank in range(3):
-            monkeypatch.setattr(torch.distributed, "get_rank", lambda _, rank=rank: rank)
-            shares.append(range(size)[Ranks(object()).share(size)])
-        assert [i for share in shares for i in share] == list(range(size))
-        assert max(map(len, shares)) <= size / 3 + 1536
 
 
 def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):

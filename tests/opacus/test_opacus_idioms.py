@@ -81,6 +81,8 @@ def test_the_cells_of_a_notebook_run_again(monkeypatch):
         private = made(run, run.model, optimizer=run.base, engine=engine)
     train(private)
     assert run.released == 3
+    with pytest.raises(RuntimeError, match="another engine"):
+        made(run, run.model, engine=run.engine)
     model = network()
     PrivacyEngine().make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(run.data, batch_size=4),
@@ -256,25 +258,6 @@ def test_the_same_batch_after_running_out_of_memory(monkeypatch):
 
 def out_of_memory(*_):
     raise torch.OutOfMemoryError
-
-
-def test_parameters_without_a_gradient_to_speak_of_are_not_refused_later(monkeypatch):
-    """The bias of keys in attention: its gradients are rounding errors of the others'."""
-
-    class Keys(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.query, self.key, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(3, 3)
-
-        def forward(self, inputs):
-            tokens = inputs.view(-1, 2, 3)
-            weights = torch.softmax(self.query(tokens) @ self.key(tokens).mT, -1)
-            return self.out((weights @ tokens).mean(1))
-
-    run = Run(monkeypatch, data=examples(80, scale=1.0), model=Keys(), epochs=1)
-    run.train()
-    assert run.released == 20
 
 
 @pytest.mark.filterwarnings("ignore:NO NOISE")

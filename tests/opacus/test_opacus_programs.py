@@ -7,7 +7,7 @@ from opacus.layers import DPLSTM
 from oracles_gradients import clipped_sum
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.opacus.clipped_sum import FactoredGradients, SparseGradients
@@ -160,23 +160,3 @@ def test_hooks_without_a_wrapper(monkeypatch):
         for _ in range(2):
             run.train()
         assert torch.allclose(flatten(run.model), flatten(trained(monkeypatch, mode=mode).model), atol=1e-6)
-
-
-def test_a_sequence_criterion_with_its_shape(monkeypatch):
-    """Opacus' ghost criterion takes one loss a token, and the shape of the logits."""
-    torch.manual_seed(8)
-    data = TensorDataset(torch.randn(4, 5, 6), torch.randint(0, 3, (4, 5)))
-    sums = []
-    for mode in ("ghost", "hooks"):
-        torch.manual_seed(1)
-        run = Run(monkeypatch, data=data, batch=4, epochs=1, model=nn.Linear(6, 3), mode=mode, clip_norm=9.0)
-        for inputs, targets in run.loader:
-            logits = run.module(inputs)
-            if mode == "ghost":
-                loss = run.loss(logits.flatten(0, 1), targets.flatten(), shape=logits.shape)
-            else:
-                loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            loss.backward()
-            run.optimizer.step()
-        sums.append(run.sums[0])
-    assert float((sums[0] - sums[1]).norm()) < 1e-3 * float(sums[1].norm())

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from torch.nn import functional
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -124,21 +123,6 @@ def test_a_loader_that_accelerate_prepared_is_refused(private) -> None:
 
     with pytest.raises(RuntimeError, match="Accelerate's prepare"):
         loop()
-
-
-def test_the_sequence_loss_is_a_mean_of_one_loss_an_example() -> None:
-    model, batch = language_model().eval(), examples()[:3]
-    ids, labels = (torch.stack([one[name] for one in batch]) for name in ("input_ids", "labels"))
-    with torch.no_grad():
-        alone = []
-        for i, row in enumerate(labels):
-            wanted = [t for t in range(1, 12) if row[t] != -100]
-            log_p = functional.log_softmax(model(ids[i : i + 1]).logits[0], -1)
-            alone.append(-sum(log_p[t - 1, row[t]] for t in wanted) / len(wanted))
-        assert sequence_loss(model(ids), labels) == pytest.approx(float(sum(alone)) / 3, rel=1e-5)
-        labels[0] = -100  # nothing to learn from it
-        assert sequence_loss(model(ids), labels) == pytest.approx(float(alone[1] + alone[2]) / 3, rel=1e-5)
-        assert sequence_loss(model(ids).logits[:0], labels[:0]) == 0
 
 
 def model_of_absolute_positions() -> GPT2LMHeadModel:

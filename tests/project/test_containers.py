@@ -1,15 +1,14 @@
 """The files for containers: the installed Flower has what they start, the SuperLink has no key, and their commands make a run."""
 
-import os
 import re
+import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from documented_deployment import end
+from documented_deployment import COMMANDS, followed
 
 from fedcgd.ledger import verify
 from fedcgd_simulations.flower_runs import APP, free_port
@@ -82,73 +81,29 @@ def test_nobody_but_the_server_app_has_the_volume_of_the_key() -> None:
 @pytest.mark.flower
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_services_make_a_run(tmp_path: Path) -> None:
-    """Each service's command as a process of this machine, with its secrets and volumes in one folder."""
-    port, started = free_port(), []
-    environment = os.environ | {
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(tmp_path / "flower"), "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    }  # fmt: skip
+    """Each service's command as a process of this machine, with its secrets and volumes in one folder, after docs/deploy.md."""
+    settings, certificates, link, *_ = COMMANDS.findall((FILES.parents[1] / "docs" / "deploy.md").read_text())
+    port = free_port()
 
-    def shell(script: str) -> str:
-        done = subprocess.run(
-            ["bash", "-euc", f"umask 077; {script}"], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def here(word: str, name: str) -> str:
-        changes = {
+    def service(name: str, *more: str) -> str:
+        command = shlex.join([*SERVICES[name]["command"], *more])
+        for theirs, ours in {
             "/run/secrets/silo.key": f"{tmp_path}/{name}.key", "/run/secrets/superexec": f"{tmp_path}/superexec.secret",
             "/run/secrets": str(tmp_path), "/srv/link": str(tmp_path), "superlink:9443": f"127.0.0.1:{port}",
             "0.0.0.0": "127.0.0.1", "--port=9443": f"--port={port}",
-        }  # fmt: skip
-        for theirs, ours in changes.items():
-            word = word.replace(theirs, ours)
-        return word
+        }.items():  # fmt: skip
+            command = command.replace(theirs, ours)
+        return f"{command} > {name}.log 2>&1 &"
 
-    def start(name: str, *more: str) -> None:
-        words = [here(word, name) for word in SERVICES[name]["command"]]
-        with (tmp_path / f"{name}.log").open("wb") as log:
-            started.append(
-                subprocess.Popen(
-                    ["/bin/sh", "-c", 'umask 077 && exec "$@"', "--", *words, *more],
-                    cwd=tmp_path,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
-
-    shell(
-        "ec='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes';"
-        "openssl req -x509 $ec -subj '/CN=CA' -keyout ca.key -out ca.crt;"
-        "openssl req -new $ec -subj /CN=localhost -keyout server.key -out server.csr;"
-        "printf 'subjectAltName=DNS:superlink,DNS:localhost,IP:127.0.0.1' > names;"
-        "openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names -out server.crt;"
-        "head -c 32 /dev/urandom > superexec.secret; for i in 0 1 2; do ssh-keygen -q -t ecdsa -b 384 -N '' -f silo$i.key; done;"
-        f'mkdir flower; printf \'[superlink]\\ndefault = "production"\\n[superlink.production]\\naddress = "127.0.0.1:{port}"\\n'
-        f'root-certificates = "{tmp_path}/ca.crt"\\n\' > flower/config.toml'
-    )
-    try:
-        start("superlink")
-        shell("for i in $(seq 100); do flwr ls production && exit; sleep 1; done; exit 1")
-        start("server-app")
-        for silo in ("silo0", "silo1", "silo2"):
-            shell(f"flwr supernode register {silo}.key.pub production --name {silo}")
-            start(silo, "--host=127.0.0.1", f"--port={free_port()}")
-        settings = " ".join(f"{key}='{tmp_path}/{name}'" for key, name in
-                            (("key-file", "noise.key"), ("ledger", "run.db"), ("results", "result.json")))  # fmt: skip
-        shell(f'flwr run {APP} production --run-config "rounds=2 participations=1 {settings}"')
-        deadline = time.monotonic() + 600
-        while not list(tmp_path.glob("result*.json")) and time.monotonic() < deadline:
-            time.sleep(2)
-    finally:
-        end(tmp_path / "flower")
-        for process in started:
-            process.wait()
-    assert (tmp_path / "result.json").exists(), (tmp_path / "server-app.log").read_text()[-4000:]
+    script = ["set -eu", settings, certificates, "head -c 32 /dev/urandom > superexec.secret", service("superlink")]
+    script += [link[link.index("cat >") :], service("server-app")]
+    for silo in ("silo0", "silo1", "silo2"):
+        script.append(f"flwr supernode register {silo}.key.pub production --name {silo}")
+        script.append(service(silo, "--host=127.0.0.1", f"--port={free_port()}"))
+    run_config = "rounds=2 participations=1 key-file='$PWD/noise.key' ledger='$PWD/run.db' results='$PWD/result.json'"
+    script += [f'flwr run "$APP" production --run-config "{run_config}"', "until [ -f result.json ]; do sleep 1; done"]
+    code, log, _ = followed("\n".join(script), tmp_path, {"PORT": str(port), "APP": str(APP)}, 800)
+    assert code == 0, log
     found = verify(tmp_path / "run.db")
     assert (found.released, found.problems) == (2, ())
     assert (tmp_path / "state.db").stat().st_mode & 0o077 == 0

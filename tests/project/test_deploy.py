@@ -4,14 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from documented_deployment import followed
+from documented_deployment import COMMANDS, followed
 
 from fedcgd.ledger import export, verify
 from fedcgd_simulations.flower_runs import APP, free_port, local_superlink
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FILE = re.compile(r'^```\w+ title="(\S+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIMIT = 900.0  # seconds: what the page promises a newcomer
 ROUNDS = 6
 

@@ -1,10 +1,10 @@
 """The documentation site: it builds without a warning, asks no other host for anything, and leaves no public name unexplained."""
 
 import importlib
-import importlib.util
 import inspect
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,18 +119,8 @@ def test_the_reference_lists_every_name_of_the_package_itself() -> None:
     assert [name for name in fedcgd.__all__ if f"[`{name}`]" not in page] == []
 
 
-def drawing() -> Any:
-    """docs/pictures/draw.py, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("draw", PICTURES / "draw.py")
-    assert spec is not None
-    assert spec.loader is not None
-    draw = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(draw)
-    return draw
-
-
 def test_each_picture_is_drawn_and_used_with_its_meaning(tmp_path: Path) -> None:
-    drawing().draw(tmp_path)
+    runpy.run_path(str(PICTURES / "draw.py"))["draw"](tmp_path)
     drawn = sorted(picture.name for picture in tmp_path.iterdir())
     assert drawn == sorted(picture.name for picture in PICTURES.glob("*.svg"))
     used = {Path(target).name: text for page in DOCS.rglob("*.md") for text, target in IMAGE.findall(page.read_text())}

@@ -71,11 +71,6 @@ def run_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             del sys.modules[name]
 
 
-def test_the_app_as_it_was_runs(run_app: Callable[..., ModuleType]) -> None:
-    task = run_app(EXAMPLES / "flower_before")
-    check_model(Path(), task.Net())
-
-
 def test_the_private_app_learns(run_app: Callable[..., ModuleType]) -> None:
     """As printed, but for processes: at ε = 8 the example ended at guessing while it had ten users."""
     folder = EXAMPLES / "flower_after"
@@ -99,14 +94,6 @@ def test_a_copy_with_a_name_of_its_own_runs(tmp_path: Path, run_app: Callable[..
     run_app(tmp_path / "my-app", "my_app")
     check_ledger(tmp_path, rounds=2)
     assert not any(name.startswith("digits_app") for name in sys.modules)
-
-
-def check_model(folder: Path, net: torch.nn.Module) -> None:
-    saved = torch.load(folder / "final_model.pt", weights_only=True)
-    start = {name: value.clone() for name, value in net.state_dict().items()}
-    net.load_state_dict(saved, strict=True)
-    assert not torch.equal(saved["conv.weight"], start["conv.weight"])
-    assert all(torch.isfinite(value).all() for value in saved.values())
 
 
 def check_ledger(folder: Path, rounds: int) -> None:

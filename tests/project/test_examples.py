@@ -1,10 +1,11 @@
 """The examples that are one file each run as printed, and the one from scratch is the library's mechanism."""
 
-import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_from_scratch_has_the_noise_of_the_library() -> None:
-    spec = importlib.util.spec_from_file_location("lambda_cgd_from_scratch", EXAMPLES / "lambda_cgd_from_scratch.py")
-    scratch = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(scratch)
+    scratch = SimpleNamespace(**runpy.run_path(str(EXAMPLES / "lambda_cgd_from_scratch.py")))
     participation = Participation(rounds=scratch.ROUNDS, min_separation=scratch.SEPARATION)
     for lam in (0.0, 0.8):
         plan = Plan.calibrated(LambdaCGD(lam), participation, clip_norm=1.0, epsilon=4.0, delta=1e-5)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import run
-from ledgers import KEY, release
+from ledgers import MODEL, recorded
 from plans import make_plan
 
-from fedcgd import DPSGD, Ledger, Participation
+from fedcgd import DPSGD, Participation
 from fedcgd.optimisation.mechanism_json import write_mechanism
 from fedcgd.quadratic import Spectrum
 from fedcgd.support.files import atomic_write, sync_folder
@@ -20,10 +20,7 @@ PLAN = make_plan(DPSGD(), Participation(rounds=2))
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    path = tmp_path / "run.db"
-    with Ledger.open(path, plan=PLAN, configuration={}, key=KEY) as opened:
-        release(opened, 0, ["ann"], np.zeros(3, np.float32).tobytes(), layout='[["w"], [[3]], ["float32"]]')
-    return path
+    return recorded(tmp_path / "run.db", ["ann"], PLAN, over=False, **MODEL)
 
 
 @pytest.fixture
