@@ -8,7 +8,8 @@ import pytest
 
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.audit.audit import audit_canaries, audit_plan, canary_scores
-from fedcgd.audit.coins import coin_sums
+from fedcgd.audit.coins import coin_scores, coin_sums
+from fedcgd.audit.paths import audit_key
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inverse_matrix, matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation.cohorts import rounds_of
@@ -197,6 +198,18 @@ def test_coins_that_everybody_knows_are_refuted(monkeypatch: pytest.MonkeyPatch)
     assert not audit_plan(plan, released(plan), epsilon=2.0, seed=0, trials=40_000).passed
 
 
+def test_scores_with_coins_do_not_depend_on_the_unit_of_updates() -> None:
+    plan = coins_plan(2.0, 0.1)
+    released = np.random.default_rng(7).standard_normal((plan.participation.rounds, 5))
+    scores = coin_scores(dataclasses.replace(plan, clip_norm=4.0), 4.0 * released)
+    np.testing.assert_allclose(scores, coin_scores(dataclasses.replace(plan, clip_norm=1.0), released), rtol=1e-9)
+
+
+def test_no_two_repetitions_have_the_same_key() -> None:
+    keys = [audit_key(seed, repetition) for seed in range(3) for repetition in range(3)]
+    assert len({key.choices_of("") for key in keys}) == len(keys)
+
+
 def test_coins_are_those_of_a_run() -> None:
     """Each present user in its own rounds, and nobody else; users of another call have other coins."""
     plan = Plan(mechanism=LambdaCGD(0.8), participation=COINS, clip_norm=CLIP, noise_multiplier=1.0, delta=0.1)
@@ -242,6 +255,12 @@ def test_bad_input_is_refused(options: dict, words: str) -> None:
 def test_bad_scores_are_refused(included, held_out, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         audit_canaries(included, held_out, epsilon=1.0, delta=DELTA)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "delta", "confidence"])
+def test_a_claim_of_zero_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}"):
+        audit_canaries([1.0, 1.0], [0.0, 0.0], **{"epsilon": 1.0, "delta": DELTA, "confidence": 0.9} | {name: 0.0})
 
 
 def test_canaries_without_rounds_are_refused() -> None:

@@ -9,8 +9,13 @@ from sampling_table import SAMPLINGS
 from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
+<<<<<<< HEAD
+from fedcgd.optimisation import catalogue
+from fedcgd.plan import differences, plan_differences
+=======
 from fedcgd.optimisation import catalogue, mechanism_json
 from fedcgd.plan import plan_differences
+>>>>>>> main
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -166,3 +171,4 @@ def test_another_budget_is_told_as_an_epsilon() -> None:
     four, two = (Plan.calibrated(DPSGD(), MANY, **BUDGET | {"epsilon": epsilon}).to_description() for epsilon in (4, 2))
     assert plan_differences(four, two)[-1].endswith(": 4 → 2")
     assert len(plan_differences(four, four | {"delta": 1e-6})) == 1
+    assert differences({"inner": {"momentum": 0.9}}, {}) == ["inner: there → nothing"]
