@@ -111,17 +111,6 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
     assert statement["so_far"]["condition"] in markdown
 
 
-def test_the_statement_says_how_often_the_best_guess_is_right(path):
-    """With ε = 8 at δ = 10⁻⁵ and a Gaussian mechanism, μ = 1.666: Φ(μ/2) = 0.7976, where ε and δ alone give 0.9997."""
-    plan = Plan.calibrated(
-        LambdaCGD(0.9), Participation(rounds=210, min_separation=21), clip_norm=1.0, epsilon=8, delta=1e-5
-    )
-    with Ledger.open(path, plan=plan, configuration={}, key=KEY):
-        said = privacy_statement(path)["statement"]
-    assert "79.76 %" in said
-    assert "1.667)" in said
-
-
 @pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json"])
 @pytest.mark.parametrize(("key", "word"), [(KEY, "NO guarantee"), (NoiseKey.simulation(0), "SIMULATION")])
 def test_a_run_whose_records_contradict_it_or_a_simulation_is_promised_nothing(path, tmp_path, name, key, word):

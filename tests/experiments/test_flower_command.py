@@ -12,7 +12,7 @@ from fedcgd_simulations.settings import Settings
 
 POINT = CentralPoint(
     task="digits", mechanism="lambda-cgd:0.7", epsilon=2.0, delta=1e-6, steps=21, epochs=4, clip_norm=0.5,
-    learning_rate=3.0, seed=5,
+    learning_rate=3.0, seed=5, momentum=0.9, schedule="cosine",
 )  # fmt: skip
 
 POINTS = {
@@ -27,8 +27,19 @@ POINTS = {
 def test_the_app_reads_the_points_plan(sampling):
     settings = Settings.read(DEFAULTS | run_config(POINTS[sampling], users=1260))
     assert settings.participation(1260) == POINTS[sampling].setup.participation()
-    for name in ("epsilon", "delta", "clip_norm", "learning_rate", "seed", "task", "average", "augmentations"):
-        assert getattr(settings, name) == getattr(POINTS[sampling], name)
+    same = (
+        "epsilon",
+        "delta",
+        "clip_norm",
+        "learning_rate",
+        "momentum",
+        "schedule",
+        "seed",
+        "task",
+        "average",
+        "augmentations",
+    )
+    assert {name: getattr(settings, name) for name in same} == {name: getattr(POINTS[sampling], name) for name in same}
 
 
 def test_the_command_can_be_pasted():

@@ -44,12 +44,18 @@ def go_on(
     return folder / "run.db"
 
 
-def forked(tmp_path: Path, **options) -> tuple[Path, Path]:
-    """Key, register and ledger copied after two rounds, and gone on with in both places."""
+def copied(tmp_path: Path, rounds: int = SHARED, **options) -> tuple[Path, Path]:
+    """Two folders with key, register and ledger, the second copied from the first after so many rounds."""
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
-    go_on(one, 0, SHARED, ["ann"], **options)
+    go_on(one, 0, rounds, ["ann"], **options)
     shutil.copytree(one, two)
+    return one, two
+
+
+def forked(tmp_path: Path, **options) -> tuple[Path, Path]:
+    """The ledgers of such copies that were gone on with in both places."""
+    one, two = copied(tmp_path, **options)
     return go_on(one, SHARED, 6, ["ann"], **options), go_on(two, SHARED, 6, ["ann", "bob"], **options)
 
 
@@ -83,10 +89,7 @@ def test_a_run_that_went_on_in_two_places_costs_both(tmp_path: Path) -> None:
 
 
 def test_an_older_copy_is_the_same_run(tmp_path: Path) -> None:
-    one, older = tmp_path / "one", tmp_path / "older"
-    one.mkdir()
-    go_on(one, 0, SHARED, ["ann"])
-    shutil.copytree(one, older)
+    one, older = copied(tmp_path)
     latest = go_on(one, SHARED, 6, ["ann"])
     for paths in ([latest, older / "run.db"], [older / "run.db", latest], [latest, latest]):
         found = joint(paths)
@@ -174,20 +177,14 @@ def test_how_copies_are_told_apart() -> None:
 @pytest.mark.parametrize("released", [0, SHARED])
 def test_a_whole_copy_says_so_also_from_before_the_first_round(tmp_path: Path, released: int) -> None:
     """Key, register and ledger: neither register refuses, and the ledger that went on elsewhere has a note."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    go_on(one, 0, released, ["ann"])
-    shutil.copytree(one, two)
+    one, two = copied(tmp_path, released)
     ledgers = go_on(one, released, 3, ["ann"]), go_on(two, released, 3, ["ann"])
     assert [reasons(verify(path).notes) for path in ledgers] == [[], ["another-place"]]
     assert "went-apart" in reasons(joint(ledgers).notes)
 
 
 def test_of_two_copies_the_sealed_one_is_over(tmp_path: Path) -> None:
-    one, copy = tmp_path / "one", tmp_path / "copy"
-    one.mkdir()
-    go_on(one, 0, SHARED, ["ann"])
-    shutil.copytree(one, copy)
+    one, copy = copied(tmp_path)
     seal(one / "run.db", None)
     admission = JointBudget(epsilon=20, delta=DELTA, after=[copy / "run.db", one / "run.db"])
     assert not admission.admission(PLAN, key=NoiseKey.generate()).refused

@@ -6,7 +6,7 @@ import pytest
 from plans import make_plan
 from sampling_table import SAMPLINGS
 
-from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
+from fedcgd import Participation, Plan, accountant, calibrate, error_norms
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.optimisation import catalogue, mechanism_json
@@ -29,15 +29,6 @@ def test_a_text_and_a_value_make_the_same_plan(text, value) -> None:
     assert Plan.from_description(plan.to_description()) == plan
 
 
-def test_lambda_left_open_is_a_third_of_the_excess_of_least_error() -> None:
-    found = select_lambda(MANY, objective="excess", epsilon=3.0, delta=1e-5)
-    assert 0 < found.lam < 1
-    assert Plan.calibrated("lambda-cgd", MANY, **BUDGET).mechanism == LambdaCGD(found.lam)
-    chosen = Plan.calibrated("lambda-cgd:normalized", MANY, **BUDGET).mechanism
-    assert isinstance(chosen, Normalized)
-    assert chosen != Normalized(LambdaCGD(found.lam))
-
-
 @pytest.mark.parametrize("name", ["bsr", "banded-toeplitz"])
 def test_bands_left_open_are_those_of_least_error(name) -> None:
     def rmse(p: int) -> float:
@@ -48,12 +39,6 @@ def test_bands_left_open_are_those_of_least_error(name) -> None:
     best = min((1, 2, 4, 6), key=rmse)
     plan = Plan.calibrated(name, MANY, **BUDGET)
     assert plan.mechanism == catalogue.mechanism(f"{name}:{best}", MANY)
-
-
-@pytest.mark.parametrize("text", ["blt", "nu-dp-ftrl", "sgd", "lambda-cgd:auto"])
-def test_what_cannot_be_chosen_is_refused(text) -> None:
-    with pytest.raises(ValueError, match=text.partition(":")[0]):
-        Plan.calibrated(text, MANY, **BUDGET)
 
 
 def test_a_plan_says_the_noise_on_the_wire_and_refuses_what_is_no_plan() -> None:

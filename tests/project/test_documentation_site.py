@@ -56,21 +56,6 @@ def test_a_tutorial_is_a_notebook_too_with_what_its_code_prints(stored: Path, si
     assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith(("https://", "#"))] == []
 
 
-FETCHED = re.compile(
-    r'<(?:script|img|iframe|source)\b[^>]*\bsrc="?([^" >]+)|'
-    r'<link\b(?=[^>]*\brel="?(?:stylesheet|icon|preconnect|preload)\b)[^>]*\bhref="?([^" >]+)'
-)
-"""What a browser would fetch by itself on opening a page."""
-
-
-def test_no_page_of_the_site_asks_another_host_for_anything(site: Path) -> None:
-    fetched = [one + other for page in site.rglob("*.html") for one, other in FETCHED.findall(page.read_text())]
-    assert {Path(url).suffix for url in fetched} >= {".js", ".css", ".svg"}
-    assert [url for url in fetched if "//" in url] == []
-    styles = [style.read_text() for style in site.rglob("*.css")]
-    assert not [style for style in styles if re.search(r"url\(['\"]?(https?:)?//", style)]
-
-
 def documented_modules() -> list[str]:
     return sorted({name for page in (DOCS / "reference").glob("*.md") for name in REFERENCE.findall(page.read_text())})
 

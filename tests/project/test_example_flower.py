@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 
 import pytest
@@ -18,7 +19,6 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 
 from fedcgd.noise.keys import NoiseKey
-from fedcgd_simulations.flower_runs import local_superlink
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -58,12 +58,11 @@ def run_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     def run_it(folder: Path, package: str = "digits_app", nodes: int = NODES, config: dict = CONFIG) -> ModuleType:
         monkeypatch.syspath_prepend(folder)
-        client, server, task = (
-            importlib.import_module(f"{package}.{name}") for name in ("client_app", "server_app", "task")
-        )
-        hosts = {i: FakeNode(client.app, config={"partition-id": i, "num-partitions": nodes}) for i in range(nodes)}
-        server.app(FakeGrid(hosts, config), Context(1, 0, {}, RecordDict(), dict(config)))
-        return task
+        parts = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+        client, server = (resolve_name(parts[name]) for name in ("clientapp", "serverapp"))
+        hosts = {i: FakeNode(client, config={"partition-id": i, "num-partitions": nodes}) for i in range(nodes)}
+        server(FakeGrid(hosts, config), Context(1, 0, {}, RecordDict(), dict(config)))
+        return importlib.import_module(f"{package}.task")
 
     yield run_it
     for name in set(sys.modules) - before:
@@ -92,32 +91,6 @@ def test_a_copy_with_a_name_of_its_own_runs(tmp_path: Path, run_app: Callable[..
     assert app["project"]["name"] == "my-app"
     assert {name.split(".")[0] for name in app["tool"]["flwr"]["app"]["components"].values()} == {"my_app"}
     run_app(tmp_path / "my-app", "my_app")
-    check_ledger(tmp_path, rounds=2)
+    NoiseKey.from_file(tmp_path / "noise.key")  # for nobody else's eyes, or this raises
+    assert figures("ledger", "verify", "run.db")["released"] == 2
     assert not any(name.startswith("digits_app") for name in sys.modules)
-
-
-def check_ledger(folder: Path, rounds: int) -> None:
-    NoiseKey.from_file(folder / "noise.key")  # for nobody else's eyes, or this raises
-    assert figures("ledger", "verify", folder / "run.db")["released"] == rounds
-
-
-@pytest.mark.flower
-@pytest.mark.slow
-def test_as_printed_in_simulation(tmp_path: Path) -> None:
-    [federation] = re.findall(r'^flwr run examples/flower_after .*--federation-config "(.*)"$', PAGE, re.MULTILINE)
-    command = ["flwr", "run", str(EXAMPLES / "flower_after"), "--federation-config", federation, "--stream"]
-    with local_superlink(tmp_path) as environment:
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=environment["FLWR_HOME"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=800,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    assert (tmp_path / "final_model.pt").exists(), done.stdout[-5000:]
-    check_ledger(tmp_path, rounds=10)
-    assert done.stdout.count("counts once") == 1

@@ -45,16 +45,13 @@ def alive(pid: str) -> bool:
         return False
 
 
-def test_what_has_left_its_session_ends_too(superlink: Path) -> None:
-    with flower_runs.local_superlink(superlink):
-        assert len(running(superlink)) == 1
+def test_what_has_left_its_session_ends_too_also_by_an_error_or_where_it_does_not_come_up(
+    superlink: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt) as left, flower_runs.local_superlink(superlink):
+        raise KeyboardInterrupt(*running(superlink))
+    assert len(left.value.args) == 1
     assert len((superlink / "pids").read_text().split()) == 2
-    assert running(superlink) == []
-
-
-def test_also_when_it_is_left_by_an_error_or_does_not_come_up(superlink: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyboardInterrupt), flower_runs.local_superlink(superlink):
-        raise KeyboardInterrupt
     assert running(superlink) == []
     monkeypatch.setattr(flower_runs, "_healthy", lambda _: False)
     monkeypatch.setattr(flower_runs, "_READY_TIMEOUT", 1.0)

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi
 
 from fedcgd.participation import Participation
 from fedcgd_simulations.server_optimizer import server_strategy
@@ -30,15 +30,10 @@ def test_every_key_is_in_the_documentation() -> None:
     assert [key for key in DEFAULTS if f"`{key}`" not in page] == []
 
 
-@pytest.mark.parametrize("text", ["sgdd", "lambda-cgd:x", "dp-sgd:1", "bisr:p=4"])
-def test_a_misspelled_mechanism_is_refused_before_any_work(text: str) -> None:
-    with pytest.raises(ValueError, match=text.partition(":")[0]):
-        settings(mechanism=text)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"mechanism": "lambda-cgd:x"}, "lambda-cgd"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, yogi, adagrad, got 'lion'"),
         ({"schedule": "steps"}, "schedule must be one of constant, linear, cosine, got 'steps'"),
         ({"momentum": 1}, "momentum must be in"),
@@ -57,11 +52,15 @@ def test_settings_are_checked_before_any_work(change, message) -> None:
         settings(**change)
 
 
-@pytest.mark.parametrize(("optimizer", "cls"), [("adam", FedAdam), ("yogi", FedYogi), ("adagrad", FedAdagrad)])
+@pytest.mark.parametrize(
+    ("optimizer", "cls"), [("sgd", FedAvgM), ("adam", FedAdam), ("yogi", FedYogi), ("adagrad", FedAdagrad)]
+)
 def test_the_servers_optimisers_are_flowers_with_the_schedule(optimizer, cls) -> None:
-    made = server_strategy(optimizer, learning_rate=0.3, momentum=0.0, schedule="linear", rounds=4)
+    momentum = 0.9 * (optimizer == "sgd")
+    made = server_strategy(optimizer, learning_rate=0.3, momentum=momentum, schedule="linear", rounds=4)
     assert isinstance(made, cls)
-    assert made.eta == 0.3
+    rates = (made.server_learning_rate, made.server_momentum) if momentum else (made.eta, 0)
+    assert rates == (0.3, momentum)
     assert made.rate_schedule.startswith("linear over 4 rounds")
 
 

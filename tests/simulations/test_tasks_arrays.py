@@ -4,9 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from fedcgd_experiments.__main__ import app
 from fedcgd_simulations.partitions import partition
 from fedcgd_simulations.tasks import get_task
 
@@ -50,19 +48,6 @@ def test_arrays_and_tables_are_tasks(tmp_path: Path, kind: str, own_test: bool) 
         assert made(data.test.inputs).shape == (sizes[2], 3)
 
 
-def test_one_command_trains_on_them(tmp_path: Path) -> None:
-    inputs, labels = clusters(1000, seed=3)
-    np.save(tmp_path / "inputs.npy", inputs.astype(np.float32))
-    np.save(tmp_path / "labels.npy", labels)
-    done = CliRunner().invoke(
-        app,
-        ["train", "arrays", "softmax", "lambda-cgd:0.8", "--epsilon", "8", "--steps", "5", "--epochs", "4", "--seeds", "2",
-         "--data-dir", str(tmp_path), "--results", str(tmp_path / "out")],
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert float(done.output.partition("rounds: ")[2].partition(" ")[0]) > 90
-
-
 @pytest.mark.parametrize(
     ("inputs", "labels", "words"),
     [
@@ -71,7 +56,6 @@ def test_one_command_trains_on_them(tmp_path: Path) -> None:
         (np.ones((10, 2)), np.arange(10) - 1, "labels must be whole numbers from 0"),
         (np.full((10, 2), np.nan), np.arange(10), "inputs must be finite"),
         (np.ones((10, 2)), None, "has no labels.npy"),
-        (None, None, "name by data-dir or \\$FEDCGD_DATA a folder with inputs.npy"),
     ],
 )
 def test_what_is_no_data_is_refused(tmp_path: Path, inputs, labels, words: str) -> None:
