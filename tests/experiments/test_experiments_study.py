@@ -1,7 +1,6 @@
 """Studies: equal budgets, tuning that looks at validation only, and results that are kept and not made again."""
 
 import io
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedcgd_experiments.point import CentralPoint
-from fedcgd_experiments.results import Results, Row, known, packed, point_of, unpacked
+from fedcgd_experiments.results import Results, Row, known
 from fedcgd_experiments.runner import carry_out
 from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Log, Study, best, draw, identity, missing, seeded
@@ -151,15 +149,3 @@ def test_a_failure_is_reported_and_the_others_run(tmp_path: Path) -> None:
     assert done.left == 16
     assert {row["arm"] for row in results.rows()} == {"b"}
     assert carry_out(study(), results, ToyTrainer(), console=QUIET).left == 0
-
-
-def test_a_record_says_once_what_its_rows_share() -> None:
-    rows = [{"task": "digits", "seed": seed, "accuracy": 0.5 + seed} for seed in range(2)]
-    record = packed(rows)
-    assert (record["common"], record["columns"]) == ({"task": "digits"}, ["seed", "accuracy"])
-    assert unpacked(json.loads(json.dumps(record))) == rows
-    point = CentralPoint(task="digits", mechanism="dp-sgd", epsilon=1, steps=3, epochs=2, learning_rate=1.0, seed=0)
-    row = asdict(point) | {"accuracy": 0.5, "noise_multiplier": 3.0}
-    assert point_of(row, CentralPoint) == point
-    del row["momentum"]  # a row that is older than this field
-    assert point_of(row, CentralPoint) == point

@@ -9,13 +9,8 @@ from sampling_table import SAMPLINGS
 from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
-<<<<<<< HEAD
-from fedcgd.optimisation import catalogue
-from fedcgd.plan import differences, plan_differences
-=======
 from fedcgd.optimisation import catalogue, mechanism_json
-from fedcgd.plan import plan_differences
->>>>>>> main
+from fedcgd.plan import differences, plan_differences
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
