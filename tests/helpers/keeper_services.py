@@ -1,11 +1,17 @@
 """Keepers as services on the loopback interface, with certificates and keys made for a test."""
 
-import subprocess
+import ipaddress
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from fedcgd.keepers import KeeperKey, Keepers, Tls
 from fedcgd.keepers.service import KeeperService
@@ -14,10 +20,27 @@ from fedcgd_simulations.flower_runs import free_port
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """(certificate, private key): signed by itself, for the loopback interface."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(addresses, critical=False)
+        .sign(key, hashes.SHA256())
+    )
     files = folder / f"{name}.crt", folder / f"{name}.tls"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -addext subjectAltName=IP:127.0.0.1"
-    words = [*command.split(), "-subj", f"/CN={name}", "-out", files[0], "-keyout", files[1]]
-    subprocess.run(words, check=True, capture_output=True)
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[1].touch(mode=0o600)
+    files[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
     return files
 
 
