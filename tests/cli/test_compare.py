@@ -51,14 +51,6 @@ def test_it_fails_if_no_mechanism_could_be_calibrated() -> None:
     assert result.stderr.count("--sampling-rate") == 1
 
 
-def test_numbers_that_are_left_out_are_chosen_as_account_chooses_them() -> None:
-    rows = {row["label"].partition(" →")[0]: row for row in figures(*compared("bsr", "lambda-cgd"), *RUN)["mechanisms"]}
-    for name, row in rows.items():
-        alone = figures("account", "--mechanism", name, *RUN)
-        assert (row["parameters"], row["rmse"]) == (alone["parameters"], alone["rmse"])
-        assert alone["max_se"] >= alone["rmse"]
-
-
 def test_each_step_of_the_choice_and_of_the_calibration_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(compare, "status", lambda _: nullcontext(told.append))

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -38,19 +37,6 @@ def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
     assert "<!-- table: " in page
     assert NOT_RUN not in page
     assert fill(page, RESULTS) == page
-
-
-def test_every_file_of_results_is_used_and_every_picture_is_there() -> None:
-    """Studies by the tables, and others by a page, a benchmark or a test that names them."""
-    folders = ("docs", "benchmarks", "tools", "tests", "simulations")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".md", ".py", ".sh")]
-    named = "".join(path.read_text(encoding="utf-8") for path in files)
-    kept = [path for path in RESULTS.rglob("*") if path.is_file()]
-    unused = [path.name for path in kept if path.stem not in named]
-    assert unused == []
-    shown = set(re.findall(r"\]\(\.\./benchmarks/results/plots/([^)]+)\)", named))
-    assert {"gains.png", "frontier.png"} <= shown
-    assert shown <= {path.name for path in kept}
 
 
 def test_the_tables_of_samplings_are_the_kept_ones() -> None:

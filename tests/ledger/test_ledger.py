@@ -175,9 +175,7 @@ sys.stdin.readline()
 
 def test_a_second_start_is_refused_while_the_first_lives_and_goes_on_when_it_is_dead(path):
     """It took the run over: the first start died at its next round, long after the second one had been a mistake."""
-    plan = Plan(
-        mechanism=DPSGD(), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5
-    )
+    plan = make_plan(DPSGD(), Participation(rounds=2), noise_multiplier=2.0)
 
     def start():
         return Ledger.open(path, plan=plan, configuration={}, key=NoiseKey.simulation(1))
