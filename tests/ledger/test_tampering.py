@@ -155,6 +155,8 @@ def test_a_seal_that_the_register_does_not_know_is_told(path: Path) -> None:
     assert note in (text := path.with_name("statement.md").read_text(encoding="utf-8"))
     assert f"on {LATER}" in text
     assert finding("no-register") not in text
+    run("report", path, "-o", path.with_name("report.html"), "--register", register)
+    assert "newest copy" not in path.with_name("report.html").read_text(encoding="utf-8")
 
 
 def test_a_crash_between_ledger_and_register_is_no_contradiction(path: Path) -> None:
