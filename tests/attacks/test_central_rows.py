@@ -5,11 +5,11 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from central_runs import MODES, Run, examples, refused
+from central_runs import MODES, Run, refused
 from opacus.layers import DPLSTM
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from fedcgd.opacus import CrossExampleLeakError
 
@@ -194,18 +194,6 @@ def test_a_loss_that_the_model_makes_is_judged(loss, mode, monkeypatch):
     with pytest.raises(CrossExampleLeakError) if mixes else nullcontext():
         run.train(step)
     assert run.released == (not mixes)
-
-
-@pytest.mark.parametrize("data", ["subset", "concatenated", "nested"])
-def test_an_example_that_is_there_twice_is_refused(data, monkeypatch):
-    base = examples(6)
-    data = {
-        "subset": Subset(base, [0, 1, 2, 3, 3]),
-        "concatenated": ConcatDataset([base, Subset(base, [5])]),
-        "nested": Subset(Subset(base, [5, 4, 3]), [0, 1, 0]),
-    }[data]
-    with pytest.raises(ValueError, match="more than"):
-        Run(monkeypatch, data=data)
 
 
 @pytest.mark.parametrize("mode", MODES)
