@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon, select_lambda
+from fedcgd.central.batches import parts_of
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.mechanisms.schedule import scheduled_workload
@@ -20,6 +21,7 @@ from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.plan_arguments import participation_of as planned
+from fedcgd.participation.batches import ExampleRounds
 
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
@@ -32,6 +34,12 @@ def participation_of(sampling="none", *, steps=EXAMPLES // BATCH, epochs=EPOCHS,
     rounds = steps * epochs
     if sampling == "poisson":
         return Participation(rounds=rounds, sampling=sampling, sampling_rate=1 / steps)
+    if sampling == "random-allocation":
+        return Participation(rounds=rounds, max_participations=epochs, sampling=sampling)
+    if sampling == "b-min-sep":
+        return Participation(
+            rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=1 / (steps - groups + 1)
+        )
     if sampling == "cyclic-poisson":
         return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups / steps)
     return Participation(rounds=rounds, min_separation=steps, sampling=sampling)
@@ -120,6 +128,8 @@ def batches_of(private, rounds=ROUNDS):
         (DPSGD(), "poisson"),
         (DPSGD(), "cyclic-poisson"),
         (BSR(2), "cyclic-poisson"),
+        (DPSGD(), "b-min-sep"),
+        (DPSGD(), "random-allocation"),
         (BSR(4), "none"),
         (BLT((0.2, 0.1), (0.9, 0.5)), "none"),
         (BinaryTree(), "none"),
@@ -128,8 +138,10 @@ def batches_of(private, rounds=ROUNDS):
 )
 def test_the_model_is_the_plain_loops(mechanism, sampling):
     options = {"mechanism": mechanism, "sampling": sampling}
-    expected = plain_loop(mechanism, batches_of(make(**options)[2]))
-    assert float((run(**options) - expected).abs().max()) < 1e-5
+    expected, batches = participation_of(sampling), batches_of(make(**options)[2])
+    own = ExampleRounds(expected, EXAMPLES, KEY.choices, parts_of(expected, EXAMPLES))
+    assert all(np.array_equal(rows, own.rows(t)) for t, rows in enumerate(batches))
+    assert float((run(**options) - plain_loop(mechanism, batches)).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize(
