@@ -293,6 +293,7 @@ def restore_state(inner: Strategy, saved: bytes) -> EditedConfig | None:
     """Set `inner` to what `saved_state` saved, and take away what it has got since; the result is the configuration."""
     with np.load(io.BytesIO(saved), allow_pickle=False) as arrays:
         tree = json.loads(arrays["tree"].tobytes())
+        tree.pop("texts at the start", None)  # of ledgers of the earlier format: settings, which a run has itself
         config = tree.pop(_CONFIG, None)
         edited = None if config is None else EditedConfig(*(_decode(record, arrays) for record in config))
         values = {name: _decode(node, arrays) for name, node in tree.items()}

@@ -1,6 +1,8 @@
 """A run that dies at any step and starts again with its ledger: nothing lost, no noise twice, the same ε at the end."""
 
 import collections
+import io
+import json
 import re
 import sqlite3
 from contextlib import closing
@@ -20,6 +22,7 @@ from fedcgd.mechanisms import BSR, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd_flower import IncompleteRunError, noise_provider, run_loop
 from fedcgd_flower import round as training_rounds
+from fedcgd_flower.inner import restore_state, saved_state
 
 ROUNDS = 6
 
@@ -205,3 +208,15 @@ def test_settings_of_the_inner_strategy_are_those_that_the_ledger_was_opened_wit
         strategy.inner.server_learning_rate = 0.25
         with pytest.raises(ValueError, match="server_learning_rate'"):
             strategy.start(two_nodes(), record(np.zeros(SIZE)))
+
+
+def test_an_inner_state_of_the_earlier_format_is_read() -> None:
+    """It had the texts of a strategy too."""
+    begun, resumed, file = FedAvgM(server_momentum=0.9), FedAvgM(server_momentum=0.9), io.BytesIO()
+    begun.momentum_vector = [np.arange(3.0)]
+    with np.load(io.BytesIO(saved_state(begun, None))) as saved:
+        tree = json.loads(saved["tree"].tobytes()) | {"texts at the start": {"a": "b", "c": "d"}}
+        text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
+        np.savez(file, **{name: saved[name] for name in saved.files if name != "tree"}, tree=text)
+    assert restore_state(resumed, file.getvalue()) is None
+    np.testing.assert_array_equal(resumed.momentum_vector, begun.momentum_vector)

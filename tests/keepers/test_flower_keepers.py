@@ -21,6 +21,7 @@ from sql import edit
 from fedcgd import BISR, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
+from fedcgd.keepers.wire import answer_to_bytes
 from fedcgd.ledger import export, released_model, verify
 from fedcgd.ledger.attempts import read_openings as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
@@ -269,6 +270,20 @@ def test_who_only_says_that_it_is_a_keeper_is_none(real: RealKeepers) -> None:
     del grid.nodes[10]
     with pytest.raises(IncompleteRunError, match="missing: k0"):
         real.make().start(grid, record(np.zeros(SIZE)))
+
+
+def test_a_keeper_that_answers_a_check_with_numbers_has_given_no_answer(real: RealKeepers) -> None:
+    def numbers(request: Message, reply: Message) -> Message:
+        if question_of(request) == "/check":
+            answer = answer_to_bytes(np.zeros(SIZE, np.uint32))
+            reply.content["update"]["flat"] = Array(np.frombuffer(answer, np.uint8))
+        return reply
+
+    grid = real.grid()
+    grid.nodes[10].tamper = numbers
+    with pytest.raises(IncompleteRunError, match="k0: no"):
+        real.make().start(grid, record(np.zeros(SIZE)))
+    assert openings(real) == ()
 
 
 def test_a_node_with_other_keepers_gets_no_answer_and_stops_nobody(real: RealKeepers, tmp_path: Path) -> None:

@@ -60,5 +60,7 @@ def test_an_id_is_a_text_that_is_not_empty(one) -> None:
 def test_ids_are_taken_in_their_order_and_each_once() -> None:
     assert user_ids(name for name in ("ben", "ada")) == ("ben", "ada")
     assert user_ids(dict.fromkeys(["ben", "ada"]).keys()) == ("ben", "ada")
-    with pytest.raises(ValueError, match="named twice"):
-        user_ids(["ada", "ben", "ada"])
+    assert user_ids([]) == ()
+    for users in (["ada", "ben", "ada"], ["ada", "ada"]):
+        with pytest.raises(ValueError, match="named twice"):
+            user_ids(users)
