@@ -23,7 +23,7 @@ from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_l
 from fedcgd.mechanisms import LambdaCGD, inverse_matrix
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, LocalTask, arrays_of, host_users, load_arrays
-from fedcgd_flower.pool import LocalEvaluation
+from fedcgd_flower.user_training import LocalEvaluation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulations"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

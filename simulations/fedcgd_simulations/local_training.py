@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
 from fedcgd_flower.layout import unflatten
-from fedcgd_flower.pool import user_seeds
+from fedcgd_flower.user_training import user_seeds
 from fedcgd_simulations.local_softmax import MOST_EXAMPLES, coefficients, is_softmax, with_bias
 from fedcgd_simulations.models.softmax import UnitNorm
 from fedcgd_simulations.task import Examples, Task, by_pixels

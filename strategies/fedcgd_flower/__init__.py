@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from fedcgd_flower.evaluation import PrivateEvaluation
     from fedcgd_flower.inner import scheduled
     from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
-    from fedcgd_flower.pool import (
+    from fedcgd_flower.run_loop import IncompleteRunError, ReleaseEvent, RunResult
+    from fedcgd_flower.strategy import CorrelatedNoise
+    from fedcgd_flower.torch_models import arrays_of, load_arrays, one_gradient_step
+    from fedcgd_flower.user_training import (
         LocalEvaluation,
         LocalTask,
         host_users,
         sequential_training,
     )
-    from fedcgd_flower.run_loop import IncompleteRunError, ReleaseEvent, RunResult
-    from fedcgd_flower.strategy import CorrelatedNoise
-    from fedcgd_flower.torch_models import arrays_of, load_arrays, one_gradient_step
 
 __all__ = [
     "AdaptiveClipping",
@@ -43,7 +43,7 @@ __all__ = [
 
 __getattr__ = lazy_exports(
     __name__,
-    dict.fromkeys(__all__, "pool")  # but for those that follow
+    dict.fromkeys(__all__, "user_training")  # but for those that follow
     | {
         "AdaptiveClipping": "clipping",
         "ClippedUpdateMod": "mod",

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedcgd.clipping.per_sample_gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Integers
-from fedcgd_flower.pool import TIME_LIMIT, ClippedSum, LocalTask, run_isolated
+from fedcgd_flower.user_training import TIME_LIMIT, ClippedSum, LocalTask, run_isolated
 
 
 def arrays_of(model: nn.Module) -> ArrayRecord:

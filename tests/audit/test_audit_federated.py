@@ -61,7 +61,7 @@ def test_clipping_left_out_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     def unclipped(trained, model, clipping):
         return clipped_update(trained, model, replace(clipping, clip_norm=1e6))
 
-    monkeypatch.setattr("fedcgd_flower.pool.clipped_update", unclipped)
+    monkeypatch.setattr("fedcgd_flower.user_training.clipped_update", unclipped)
     assert not run(LambdaCGD(0.8), 8.0).passed
 
 

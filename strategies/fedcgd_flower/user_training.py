@@ -362,7 +362,7 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
     """The clipped sum by a plain loop: each user trains from the model it was sent.
 
     A user whose training raises, takes longer, or gives anything but the model's arrays with finite numbers adds nothing and does
-    not count as an answer. Whatever it does, the others' updates are the same, as `fedcgd_flower.pool` says.
+    not count as an answer. Whatever it does, the others' updates are the same, as `fedcgd_flower.user_training` says.
 
     Args:
         local_training: (model, user, config, context) → the model after that user's training, as an ArrayRecord.

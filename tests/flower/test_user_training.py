@@ -18,7 +18,7 @@ from fedcgd_flower.clipping import Clipping
 from fedcgd_flower.grid import send_and_receive
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message
-from fedcgd_flower.pool import LocalTask
+from fedcgd_flower.user_training import LocalTask
 from fedcgd_flower.users import HostedUsers, read_users_reply, users_query
 
 STEP = 2.0**-24
