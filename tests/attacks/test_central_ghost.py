@@ -3,7 +3,6 @@
 import pytest
 import torch
 from central_runs import Run
-from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -38,12 +37,6 @@ def test_a_huge_example_adds_a_bounded_amount_and_spoils_nothing(shape, monkeypa
     run.train()
     assert run.norms()[0] <= 4.0
     assert all(bool(p.isfinite().all()) for p in model.parameters())
-
-
-def test_a_module_that_was_wrapped_for_another_norm_is_refused(monkeypatch):
-    wrapped = GradSampleModuleFastGradientClipping(nn.Linear(6, 3), max_grad_norm=10.0)
-    with pytest.raises(ValueError, match=r"GradSampleModuleFastGradientClipping already.*to_standard_module\(\)"):
-        Run(monkeypatch, model=wrapped, mode="ghost")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
-from central_runs import MODES, Run, network, refused
+from central_runs import MODES, Run, network, private, refused
 from torch import nn
-
-from fedcgd.opacus import CorrelatedPrivacyEngine
+from torch.utils.data import DataLoader
 
 CHANGES = {
     "unfrozen": lambda run: run.model[0].requires_grad_(True),
@@ -47,23 +46,6 @@ def test_a_frozen_parameter_never_moves(mode, monkeypatch):
     assert torch.equal(model[0].weight, before)
 
 
-def test_a_parameter_that_needs_a_gradient_and_is_nobodys_is_refused(monkeypatch):
-    model = network()
-    run = Run(monkeypatch)
-    with pytest.raises(ValueError, match=r"0\.weight"):
-        CorrelatedPrivacyEngine(run.engine._key).make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model[2].parameters(), lr=1.0),
-            data_loader=torch.utils.data.DataLoader(run.data, batch_size=4),
-            plan=run.plan,
-        )
-
-
-def test_embeddings_that_change_by_being_looked_up_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="max_norm"):
-        Run(monkeypatch, model=nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)))
-
-
 def test_norm_noise_and_cohort_cannot_be_assigned(monkeypatch):
     """As the schedulers of Opacus do."""
     run = Run(monkeypatch)
@@ -77,13 +59,7 @@ def test_norm_noise_and_cohort_cannot_be_assigned(monkeypatch):
 def test_a_second_model_ends_the_run_of_the_first(monkeypatch):
     """Whatever an engine releases is on its account."""
     run = Run(monkeypatch)
-    other = torch.nn.Linear(6, 3)
-    run.engine.make_private(
-        module=other,
-        optimizer=torch.optim.SGD(other.parameters(), lr=0.1),
-        data_loader=torch.utils.data.DataLoader(run.data, batch_size=4),
-        plan=run.plan,
-    )
+    private(nn.Linear(6, 3), DataLoader(run.data, batch_size=4), engine=run.engine)
     with pytest.raises(RuntimeError, match="private again"):
         run.train()
     assert run.sums == []

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 SIZE, BATCH, EPOCHS = 12, 4, 4
 CLIP = 0.5
@@ -32,16 +32,6 @@ class Silent(Dataset):
     def __getitem__(self, i):
         inputs, target = self.data[i]
         return (inputs, target, torch.tensor(0.0 if i == self.index else 1.0))
-
-
-class Double(Silent):
-    """`data` in float64, in which the sum is made."""
-
-    def __init__(self, data):
-        super().__init__(data, -1)
-
-    def __getitem__(self, i):
-        return self.data[i][0].double(), self.data[i][1]
 
 
 class Program:
@@ -154,7 +144,8 @@ def test_no_known_program_lifts_a_sum(actions, mode, monkeypatch):
 
 def test_what_a_step_left_in_grad_does_not_change_with_the_next_rounds_sum(monkeypatch):
     """The sum has one memory for all rounds, and is there without noise for a while."""
-    run = Run(monkeypatch, data=Double(examples(SIZE)), model=nn.Linear(6, 3).double())
+    inputs, targets = examples(SIZE).tensors
+    run = Run(monkeypatch, data=TensorDataset(inputs.double(), targets), model=nn.Linear(6, 3).double())
     batches = iter(run.loader)
     run.step(next(batches))
     kept = [p.grad for p in run.model.parameters()]

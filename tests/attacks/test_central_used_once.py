@@ -24,23 +24,6 @@ def test_a_loop_that_another_one_overtook_ends(monkeypatch):
     assert run.released == 2
 
 
-def test_an_example_of_several_rows_is_refused(monkeypatch):
-    """A model that makes one row of each token clips tokens, not examples."""
-
-    class Flattened(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 2)
-
-        def forward(self, inputs):
-            return self.layer(inputs.reshape(-1, 3)).reshape(len(inputs), -1)
-
-    run = Run(monkeypatch, model=Flattened())
-    with refused("rows"):
-        run.train()
-    assert run.sums == []
-
-
 def test_steps_are_skipped_in_the_order_in_which_that_was_said(monkeypatch):
     """A loop that says it ahead of its steps: the first adds to the round's sum only, and the second releases it."""
     run = Run(monkeypatch, batch=6)

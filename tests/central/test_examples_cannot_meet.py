@@ -114,6 +114,17 @@ class Recurrent(Wrapped):
         return self.layers[1](self.layers[0](x[:, :, None])[0][:, -1])
 
 
+class LowRank(Wrapped):
+    """Frozen weights, and a correction of rank 2 that is trained."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.down, self.up = nn.Parameter(torch.randn(2, 5)), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x):
+        return self.layers[0](x) + x @ self.down.T @ self.up.T
+
+
 MODELS = {
     "layers in a row": lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)),
     "the batch's mean": lambda: BatchMean(nn.Linear(5, 3)),
@@ -123,6 +134,7 @@ MODELS = {
     "a layer with two names": same_layer_twice,
     "a weight of two layers": one_weight_in_two_layers,
     "a frozen layer that is written to": lambda: HidesInData(nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 3)),
+    "low-rank adapters": lambda: LowRank(nn.Linear(5, 3).requires_grad_(False)),
     "an overwritten buffer": lambda: Overwrites(nn.Linear(5, 3)),
     "GRU": lambda: Recurrent(nn.GRU(1, 4, batch_first=True), nn.Linear(4, 3)),
     "LSTM": lambda: Recurrent(nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)),
@@ -157,7 +169,7 @@ def test_the_sum_is_of_gradients_of_examples_that_are_alone(kind):
     model = MODELS[kind]()
     before, parameters = copy.deepcopy(model.state_dict()), list(model.parameters())
     inputs, targets = examples()
-    for micro_batch in (None, 5):
+    for micro_batch in (None, 5, 1):
         total = summed(model, inputs, targets, micro_batch=micro_batch)
         np.testing.assert_allclose(total, sum_of_all(model, inputs, targets), rtol=1e-4, atol=1e-5)
     assert all(now is then for now, then in zip(model.parameters(), parameters, strict=True))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from oracles_gradients import clipped_sum
 from plans import make_plan
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -97,30 +96,6 @@ def test_dropout_draws_for_each_example_its_own(micro_batch):
     assert len(set(first[0].tolist())) > 2  # with one mask for all: zeros, and one number
     step()
     assert not torch.equal(network[1].weight.grad, first)  # and in each round
-
-
-class LowRank(nn.Module):
-    """Frozen weights, and a correction of rank 2 that is trained."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.frozen = nn.Linear(5, 3).requires_grad_(False)
-        self.down, self.up = nn.Parameter(torch.randn(2, 5)), nn.Parameter(torch.randn(3, 2))
-
-    def forward(self, x):
-        return self.frozen(x) + x @ self.down.T @ self.up.T
-
-
-def test_low_rank_adapters():
-    network, (inputs, targets) = LowRank(), examples()
-    before = network.frozen.weight.clone()
-    PrivateGradient(network, cross_entropy, TensorDataset(inputs, targets), plan(), key=NoiseKey.simulation(1))()
-    found = filled(network)
-    assert network.frozen.weight.grad is None
-    expected = clipped_sum(network, zip(inputs, targets, strict=True), CLIP_NORM)
-    np.testing.assert_allclose(found * EXAMPLES, expected, rtol=1e-4, atol=1e-6)
-    assert torch.equal(network.frozen.weight, before)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -43,12 +42,3 @@ def test_dry_it_gets_through_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert {"correct.txt", "noise-5000.json", "runtime.jsonl"} <= set(before)
     assert run(tmp_path, DRY="1").returncode == 0
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
-
-
-def test_the_steps_of_central_training_are_timed_on_tensors(capsys: pytest.CaptureFixture[str]) -> None:
-    noise = runpy.run_path(str(BENCHMARKS / "noise.py"))
-    found = noise["measure_on"](torch.device("cpu"), size=100, repeats=2)
-    assert found["rows"][noise["OPACUS"]]["ratio"] == 1.0
-    assert all(row["ms"] > 0 and row["gigabytes_per_second"] > 0 for row in found["rows"].values())
-    assert len(found["rows"]) == 8
-    assert "a release: nonce, two rounds, mean, gradient" in capsys.readouterr().out

@@ -18,11 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import LambdaCGD, Mechanism, NoiseKey, Participation, Plan
-from fedcgd.central.releases import Releases
 from fedcgd.ledger import Ledger
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
-EXAMPLES, STEPS, SIGMA = 48, 4, 0.7
+EXAMPLES, STEPS, EPOCHS = 48, 4, 2
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ class Job:
     """What each rank does."""
 
     folder: Path
-    epochs: int = 2
-    planned_epochs: int = 2
+    epochs: int = EPOCHS
     parts: int = 4
     examples: int = EXAMPLES
     sampling: str = "none"
@@ -40,7 +38,6 @@ class Job:
     model: str = "linear"
     dtype: torch.dtype = torch.float32
     noise: str | None = None
-    sigma: float = SIGMA
     most_rows: int | None = None
     secret: bool = False
     """Take the key in `folder`, in place of a simulation key."""
@@ -49,16 +46,8 @@ class Job:
     on_rank: int = 1
     in_round: int = 3
     load: bool = False
-    listen: bool = False
     plain: bool = False
     """One process, without a process group."""
-
-
-class MeanOfBatch(nn.Module):
-    """Makes each example's output depend on all."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x - x.mean(0)
 
 
 def network(kind: str) -> nn.Module:
@@ -66,8 +55,6 @@ def network(kind: str) -> nn.Module:
     torch.manual_seed(3)
     if kind == "linear":
         return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    if kind == "leaky":
-        return nn.Sequential(MeanOfBatch(), nn.Linear(6, 3))
     if kind == "large":  # more coordinates than the noise's tiles
         return nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 3))
     return nn.Sequential(
@@ -84,7 +71,7 @@ def examples(dtype: torch.dtype, count: int = EXAMPLES) -> TensorDataset:
 
 def plan_of(job: Job) -> Plan:
     """The plan of the run."""
-    rounds = STEPS * job.planned_epochs
+    rounds = STEPS * EPOCHS
     if job.sampling == "poisson":
         participation = Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / STEPS)
     elif job.sampling == "b-min-sep":
@@ -93,7 +80,7 @@ def plan_of(job: Job) -> Plan:
         )
     else:
         participation = Participation(rounds=rounds, min_separation=STEPS, sampling=job.sampling)
-    return make_plan(job.mechanism, participation, clip_norm=0.5, noise_multiplier=job.sigma, delta=1e-2)
+    return make_plan(job.mechanism, participation, clip_norm=0.5, noise_multiplier=0.7, delta=1e-2)
 
 
 def train(job: Job, rank: int) -> dict[str, Any]:
@@ -122,8 +109,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
     loss = private[2] if len(private) == 4 else nn.functional.cross_entropy
     if job.load:
         engine.load_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
-    go_wrong(here, job, engine, model)
-    sums = listen() if job.listen and not job.plain else []
+    go_wrong(here, job, engine)
 
     def steps(batches: Any) -> None:
         for x, y in batches:
@@ -132,8 +118,6 @@ def train(job: Job, rank: int) -> dict[str, Any]:
             optimizer.zero_grad()
             loss(module(x), y).backward()
             optimizer.step()
-            with (job.folder / f"released-{rank}").open("a") as file:  # stays where the process is killed
-                file.writelines(f"{round} {nonce:032x}\n" for round, nonce in enumerate(engine.accountant.nonces))
 
     while engine.accountant.released < STEPS * job.epochs:
         if job.most_rows is None:
@@ -143,7 +127,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
                 data_loader=loader, max_physical_batch_size=job.most_rows, optimizer=optimizer
             ) as batches:
                 steps(batches)
-    if rank == 0 and not job.load and job.epochs < job.planned_epochs:
+    if rank == 0 and not job.load and job.epochs < EPOCHS:
         engine.save_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
     return {
         "model": [p.detach().double().numpy().tobytes() for p in model.parameters()],
@@ -151,42 +135,19 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         "epsilon": engine.get_epsilon(1e-2) if job.sampling == "none" else None,
         "history": engine.accountant.history,
         "run": engine.accountant.run,
-        "sums": sums,
     }
 
 
-def listen() -> list[tuple[bytes, bytes]]:
-    """What this rank has summed in each round, and what is released of it, from now on."""
-    sums: list[tuple[bytes, bytes]] = []
-    release = Releases.release
-
-    def listening(releases: Releases, total: torch.Tensor, *args: Any) -> torch.Tensor | None:
-        before = total.numpy().tobytes()
-        noised = release(releases, total, *args)
-        assert noised is not None
-        sums.append((before, noised.numpy().tobytes()))
-        return noised
-
-    Releases.release = listening  # type: ignore[method-assign]
-    return sums
-
-
-def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine, model: nn.Module) -> None:
+def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine) -> None:
     """Prepare what goes wrong on this rank in the middle of a round."""
 
-    def die(*_: Any) -> None:
-        if engine.accountant.released == job.in_round:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    if trouble == "dies before the record":
-        # Between forward pass and step: what a crash of the program, or of the machine, looks like to the others.
-        model.register_forward_hook(die)
-    elif trouble == "dies after the record":
+    if trouble == "dies after the record":
         put = Ledger.record_aggregated
 
         def put_and_die(*given: Any) -> None:
             put(*given)
-            die()
+            if engine.accountant.released == job.in_round:
+                os.kill(os.getpid(), signal.SIGKILL)
 
         Ledger.record_aggregated = put_and_die  # type: ignore[method-assign]
     elif trouble == "no disk":

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 from central_runs import Run, examples, network
+from opacus.grad_sample import GradSampleModuleFastGradientClipping as FastGradientClipping
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from oracles_gradients import clipped_sum
 from plans import make_plan
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon, select_lambda
+from fedcgd.central.batches import parts_of
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.mechanisms.schedule import scheduled_workload
@@ -19,17 +21,25 @@ from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.plan_arguments import participation_of as planned
+from fedcgd.participation.batches import ExampleRounds
 
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
 ROUNDS = EPOCHS * EXAMPLES // BATCH
 MECHANISM = LambdaCGD(0.8)
+MODEL, DATA = network(), examples(EXAMPLES, scale=1.0)
 
 
 def participation_of(sampling="none", *, steps=EXAMPLES // BATCH, epochs=EPOCHS, groups=2):
     rounds = steps * epochs
     if sampling == "poisson":
         return Participation(rounds=rounds, sampling=sampling, sampling_rate=1 / steps)
+    if sampling == "random-allocation":
+        return Participation(rounds=rounds, max_participations=epochs, sampling=sampling)
+    if sampling == "b-min-sep":
+        return Participation(
+            rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=1 / (steps - groups + 1)
+        )
     if sampling == "cyclic-poisson":
         return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups / steps)
     return Participation(rounds=rounds, min_separation=steps, sampling=sampling)
@@ -118,6 +128,8 @@ def batches_of(private, rounds=ROUNDS):
         (DPSGD(), "poisson"),
         (DPSGD(), "cyclic-poisson"),
         (BSR(2), "cyclic-poisson"),
+        (DPSGD(), "b-min-sep"),
+        (DPSGD(), "random-allocation"),
         (BSR(4), "none"),
         (BLT((0.2, 0.1), (0.9, 0.5)), "none"),
         (BinaryTree(), "none"),
@@ -126,8 +138,10 @@ def batches_of(private, rounds=ROUNDS):
 )
 def test_the_model_is_the_plain_loops(mechanism, sampling):
     options = {"mechanism": mechanism, "sampling": sampling}
-    expected = plain_loop(mechanism, batches_of(make(**options)[2]))
-    assert float((run(**options) - expected).abs().max()) < 1e-5
+    expected, batches = participation_of(sampling), batches_of(make(**options)[2])
+    own = ExampleRounds(expected, EXAMPLES, KEY.choices, parts_of(expected, EXAMPLES))
+    assert all(np.array_equal(rows, own.rows(t)) for t, rows in enumerate(batches))
+    assert float((run(**options) - plain_loop(mechanism, batches)).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -302,13 +316,29 @@ def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch
         ({"mechanism": LambdaCGD}, "mechanism must be a value"),
         ({"epochs": "3"}, "epochs must be a whole number, got '3'"),
         ({"epochs": 3.0}, "epochs must be a whole number, got 3.0"),
-        ({"data_loader": DataLoader(examples(EXAMPLES, scale=1.0), batch_size=None)}, "batch_size=None"),
+        ({"data_loader": DataLoader(DATA, batch_size=None)}, "batch_size=None"),
         ({"data_loader": DataLoader(examples(0), batch_size=8)}, "no batch: its data set has 0 examples"),
         ({"optimizer": [torch.optim.SGD(nn.Linear(6, 3).parameters())] * 2}, "one torch optimizer .*, got list"),
+        ({"module": MODEL, "optimizer": torch.optim.LBFGS(MODEL.parameters())}, "LBFGS"),
+        ({"module": MODEL, "optimizer": torch.optim.SGD(MODEL[2].parameters())}, r"0\.weight"),
+        ({"module": nn.Sequential(nn.Embedding(7, 6, padding_idx=2)), "grad_sample_mode": "functorch"}, "padding_idx"),
+        ({"module": nn.Sequential(nn.Embedding(7, 6, max_norm=1.0))}, "max_norm"),
+        ({"module": nn.Sequential(nn.BatchNorm1d(6).eval(), nn.Linear(6, 3))}, "BatchNorm cannot support"),
+        ({"module": nn.Sequential(nn.BatchNorm1d(6).requires_grad_(False), nn.Linear(6, 3))}, r"GroupNorm.*eval\(\)"),
+        (
+            {"module": FastGradientClipping(nn.Linear(6, 3)), "grad_sample_mode": "ghost"},
+            r"already.*to_standard_module\(\)",
+        ),
+        ({"data_loader": DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler(range(4)))}, "examples shall"),
+        ({"data_loader": DataLoader(Subset(DATA, [0, 1, 2, 3, 3]))}, "more than"),
+        ({"data_loader": DataLoader(ConcatDataset([DATA, Subset(DATA, [5])]))}, "more than"),
+        ({"data_loader": DataLoader(Subset(Subset(DATA, [5, 4, 3]), [0, 1, 0]))}, "more than"),
+        ({"augmentation_multiplicity": 0}, "augmentation_multiplicity must"),
+        ({"assume_independent": " "}, "must say"),
     ],
 )
 def test_what_is_not_accounted_for_is_refused(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=message):
         make_with_epsilon(**{"sampling": "none", **options})
 
 

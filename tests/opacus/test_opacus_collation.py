@@ -167,11 +167,6 @@ def test_a_program_that_makes_its_inputs_of_the_batch_is_refused_and_its_author_
     assert other.accountant.assumed_independent == "masked in the loop"
 
 
-def test_an_empty_reason_is_none(monkeypatch):
-    with pytest.raises(ValueError, match="must say"):
-        Run(monkeypatch, assume_independent=" ")
-
-
 def test_the_public_function_takes_examples_and_a_collate_fn():
     examples = [Texts()[i] for i in range(24)]
     torch.manual_seed(0)

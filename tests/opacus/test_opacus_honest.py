@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from central_runs import Run, examples, private
+from central_runs import MODES, Run, examples, private
 from opacus.layers import DPGRU
 from torch import nn
 from torch.nn import functional
@@ -33,9 +33,10 @@ class Packed(nn.Module):
         return self.out(pad_packed_sequence(states, batch_first=True)[0].sum(1))
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch"])
+@pytest.mark.parametrize("convert", [torch.as_tensor, torch.Tensor.tolist])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lengths", [[9, 9, 9, 5, 5], [9, 8, 7, 6, 5], [9, 9, 8, 8, 8]])
-def test_sequences_of_other_lengths_are_not_taken_for_a_mixture(lengths, mode, monkeypatch):
+def test_sequences_of_other_lengths_are_not_taken_for_a_mixture(lengths, mode, convert, monkeypatch):
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(SIZE, 9, 4), torch.tensor(lengths), torch.arange(SIZE) % 3)
     run = Run(monkeypatch, data=data, batch=SIZE, epochs=1, model=Packed(), mode=mode)
@@ -43,14 +44,14 @@ def test_sequences_of_other_lengths_are_not_taken_for_a_mixture(lengths, mode, m
     def step(batch):
         order = torch.argsort(batch[1], descending=True, stable=True)
         inputs, sizes, targets = (part[order] for part in batch)
-        run.loss(run.module(inputs, sizes), targets).backward()
+        run.loss(run.module(inputs, convert(sizes)), targets).backward()
         run.optimizer.step()
 
     run.train(step)
     assert run.released == 1
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_part_without_examples_of_a_batch_that_has_some(mode):
     loader = DataLoader(examples(8), batch_size=1)
     options = {"sampling": "poisson", "noise_multiplier": 0.5, "epochs": 10, "accumulation_steps": 2}

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
+from torch.utils.data import DataLoader
 
 from fedcgd.opacus.rounds import Epoch
 from fedcgd.opacus.validation import epoch_of
@@ -65,21 +65,6 @@ def test_accelerate_before_the_engine():
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(TypeError, match="make_private first,"):
         private(model, DataLoader(examples(8), batch_size=4), optimizer=optimizer)
-
-
-def test_a_sampler_of_the_programs_own():
-    """Its remedy, a subset, has all of its examples drawn."""
-    model, data = nn.Linear(6, 3), examples(8)
-    with pytest.raises(ValueError, match="examples shall"):
-        private(model, DataLoader(data, batch_size=2, sampler=SubsetRandomSampler(range(4))))
-    rows = private(model, DataLoader(Subset(data, range(4)), batch_size=2))[-1].batch_sampler.rows
-    assert sorted([*rows(0), *rows(1)]) == [0, 1, 2, 3]
-
-
-def test_an_optimizer_of_several_gradients_a_step():
-    model = nn.Linear(6, 3)
-    with pytest.raises(TypeError, match="LBFGS"):
-        private(model, DataLoader(examples(8), batch_size=4), optimizer=torch.optim.LBFGS(model.parameters()))
 
 
 @pytest.mark.parametrize("spread", ["replicated", "inside another", "sharded"])
