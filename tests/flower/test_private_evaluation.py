@@ -440,15 +440,6 @@ def test_what_is_not_answered_counts_as_the_middle() -> None:
     assert metrics["eval_loss"] == pytest.approx(3.0, abs=4e-3)
 
 
-def test_users_whose_evaluation_fails_have_not_answered(caplog) -> None:
-    def measure(user: str) -> dict[str, float]:
-        raise RuntimeError("private text")
-
-    result = start(make(evaluation()), FakeGrid({1: pool(names(), measure)}))
-    assert (result.complete, result.evaluate_metrics_clientapp) == (True, {})
-    assert "no evaluation" in caplog.text
-
-
 def test_what_cannot_work_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="6 evaluations"):
         make(evaluation(every=1))

@@ -18,7 +18,7 @@ from keeper_runs import SIMULATED, RealKeepers, make, node, opening_asked, two_n
 from shared import record
 from sql import edit
 
-from fedcgd import BISR, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd import BISR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation, Plan
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.wire import answer_to_bytes
@@ -53,27 +53,15 @@ def real(tmp_path: Path) -> RealKeepers:
 # What is released.
 
 
-@pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BISR(3)], ids=["lambda-cgd", "bisr"])
+@pytest.mark.parametrize(
+    "mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.9)), BISR(3), Normalized(BISR(3))], ids=str
+)
 def test_one_simulated_keeper_releases_what_the_server_alone_would(mechanism) -> None:
     """K = 1, t = 0: bit for bit, model by model; so a run can be moved to a notary without other numbers."""
     keepers = Keepers.simulation(7, 1, colluding=0)
     central = released(make(None, mechanism=mechanism), two_nodes(None))
     found = released(make(keepers, mechanism=mechanism), two_nodes(keepers))
     np.testing.assert_array_equal(found, central)
-
-
-def test_real_keepers_are_found_by_their_cards_and_open_each_round_once(real: RealKeepers) -> None:
-    grid = real.grid()
-    found = released(real.make(), grid)
-    assert len(found) == 7
-    assert [real.openings(i) for i in range(3)] == [list(range(6))] * 3
-    hashes = {tuple(opened.list_hash for opened in read(record_file(path)).openings) for path in real.files}
-    assert len(hashes) == 1
-    assert [opened.list_hash for opened in openings(real)] == list(hashes.pop())
-    assert {opened.state for opened in openings(real)} == {"released"}
-    asked = [question_of(m) for m in grid.sent if m.metadata.dst_node_id >= 10]
-    assert asked.count("/open") == 18
-    assert asked.count("/check") == 3  # in the first round alone
 
 
 def test_the_mod_masks_too(real: RealKeepers) -> None:
@@ -438,18 +426,9 @@ def test_models_of_rounds_around_a_spent_one_do_not_overwrite_each_other(real: R
     np.testing.assert_array_equal(released_model(real.ledger)["w"], again.arrays["w"].numpy())
 
 
-def test_a_run_ends_where_its_last_round_is_spent(real: RealKeepers) -> None:
-    grid = real.grid()
-    fail_once(grid, 10, round=5)
-    strategy = real.make()
-    result = strategy.start(grid, record(np.zeros(SIZE)))
-    assert result.complete
-    assert strategy.releases == 6
-
-
-@pytest.mark.parametrize(("lost", "ends"), [([0, 1, 3, 4], False), ([1, 2, 3], True)])
+@pytest.mark.parametrize(("lost", "ends"), [([0, 1, 3, 5], False), ([1, 2, 3], True)])
 def test_three_consumed_rounds_in_a_row_end_a_run(real: RealKeepers, lost: list[int], ends: bool) -> None:
-    """Each costs its users a participation, and a node or keeper that spoils sums does not mend itself."""
+    """Each costs its users a participation, and a node or keeper that spoils sums does not mend itself; the last may be one."""
     grid = real.grid()
     grid.nodes[11].tamper = lambda request, reply: None if opening_asked(request).get("round") in lost else reply
     with pytest.raises(IncompleteRunError, match="keepers' logs") if ends else nullcontext():

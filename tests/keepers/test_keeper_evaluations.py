@@ -8,7 +8,7 @@ import command_line
 import numpy as np
 import pytest
 from click.testing import Result
-from fake_grid import FakeGrid, FakeNode, Killed
+from fake_grid import FakeGrid, FakeNode
 from flower_runs import names, node, one_user
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -23,7 +23,6 @@ from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.ledger.verification import with_evaluations
-from fedcgd.release import ReleaseProtocol
 from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation
 from fedcgd_flower.noise_provider import question_of
 
@@ -223,28 +222,6 @@ def test_an_evaluation_whose_opening_fails_is_spent_and_the_training_goes_on(rea
     assert sorted(again.evaluate_metrics_clientapp) == [2, 6]
     checked = verify(real.ledger.with_name("run.db.evaluation"))
     assert (checked.released, checked.keepers.spent, checked.problems) == (3, 1, ())
-
-
-def test_a_server_that_is_killed_while_an_evaluation_is_opened_has_spent_it(real: RealKeepers, monkeypatch) -> None:
-    def killing(request: Message, reply: Message) -> Message:
-        asked = opening_asked(request)
-        if (asked.get("kind"), asked.get("round")) == (EVALUATION, 1):
-            raise Killed
-        return reply
-
-    grid = real_grid(real)
-    grid.nodes[11].tamper = killing
-    with monkeypatch.context() as patched:
-        patched.setattr(ReleaseProtocol, "abandon", lambda self, reason: None)
-        with pytest.raises(Killed):
-            run(real.make(evaluation=evaluation()), grid)
-    result = run(real.make(evaluation=evaluation()), real_grid(real))
-    assert result.complete
-    checked = verify(real.ledger.with_name("run.db.evaluation"))
-    assert (checked.released, checked.keepers.spent, checked.problems) == (3, 1, ())
-    assert len(told(result)) == 2
-    opened = [one.round for one in read(record_file(real.files[0])).openings if one.kind == EVALUATION]
-    assert opened == [0, 1, 2]  # each once
 
 
 def test_a_keeper_that_is_away_before_an_evaluation_spends_none(real: RealKeepers) -> None:
