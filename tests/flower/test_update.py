@@ -66,21 +66,6 @@ def test_a_number_that_is_not_finite_is_none_wherever_it_is() -> None:
         assert clipped_update(trained, model, Clipping(clip_norm=1.0, grid=Lattice(2.0**-20))) is None
 
 
-@pytest.mark.parametrize("unit", [0.25, 3.0, 1e6])
-@pytest.mark.parametrize("length", [0.3, 0.7])
-def test_units_and_what_is_counted(unit: float, length: float) -> None:
-    """An update of `length` units, at norm 0.5: within it at first, scaled then."""
-    generator = np.random.default_rng(4)
-    direction = generator.normal(size=9)
-    difference = (length * unit * direction / np.linalg.norm(direction)).astype(np.float32)
-    grid = Lattice(2.0**-20)
-    result = clipped_update(
-        difference, np.zeros(9, np.float32), Clipping(clip_norm=0.5, grid=grid, update_scale=unit, indicator=77)
-    )
-    np.testing.assert_allclose(result[:-1], grid.to_steps(clip(difference / np.float64(unit), 0.5)), atol=1)
-    assert result[-1] == (77 if length < 0.5 else -77)
-
-
 @pytest.mark.parametrize("users", [1, 3])
 def test_a_sum_is_within_or_made_so(users: int) -> None:
     """The bound is users times the norm, in steps of the grid; what is longer is scaled to it."""
