@@ -100,7 +100,7 @@ class Drawing:
     """Numbers drawn for one direction of a confirmation at most, about: some seconds."""
     overhead: int = 100
     """Numbers that a draw takes as much time as, besides one for each round."""
-    precision: tuple[float, float, float] = (0.2, 0.03, 3e7)
+    precision: tuple[float, float, float] = (0.07, 0.03, 3e7)
     """The part of δ that more draws should not be spent on; the same while draws take a second or two;
     and how many numbers those are."""
 
