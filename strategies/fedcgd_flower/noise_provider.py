@@ -127,8 +127,7 @@ KEEPERS = "fedcgd-keepers"
 
 def question_of(message: Message) -> str | None:
     """What a keeper is asked: "/who", "/check" or "/open"; None if the message is no question to a keeper."""
-    asked = message.content.config_records.get(KEEPERS, ConfigRecord()).get("question")
-    return asked if isinstance(asked, str) else None
+    return cast(str | None, message.content.config_records.get(KEEPERS, ConfigRecord()).get("question"))
 
 
 def keeper_reply(message: Message, context: Context, keepers: "Keepers | None") -> Message | None:

@@ -48,6 +48,7 @@ def a_node(folder: Path) -> None:
 
 RECORDS = {"noise.key.runs": a_new_run, "keeper.key.record": a_keeper, "participations.db": a_node, "run.db": a_run}
 records = pytest.mark.parametrize(("name", "use"), RECORDS.items())
+whole_records = pytest.mark.parametrize(("name", "use"), (RECORDS | {"noise.key.runs": a_run}).items())
 
 
 @pytest.fixture
@@ -104,13 +105,11 @@ def test_the_record_of_another_key_is_refused(
         use(folder)
 
 
-@records
+@whole_records
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o644, 0o640])
 def test_a_record_that_others_may_read_or_write_is_refused(
     folder: Path, name: str, use: Callable[[Path], None], mode: int
 ) -> None:
-    if name == "noise.key.runs":
-        use = a_run
     (folder / name).chmod(mode)
     with pytest.raises(ValueError, match=rf"{name} has mode {mode:04o}.*chmod 600"):
         use(folder)
@@ -119,13 +118,11 @@ def test_a_record_that_others_may_read_or_write_is_refused(
     use(folder)
 
 
-@records
+@whole_records
 @pytest.mark.parametrize("mode", [0o702, 0o757, 0o777, 0o770])
 def test_a_record_whose_folder_others_may_write_is_refused(
     folder: Path, name: str, use: Callable[[Path], None], mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "noise.key.runs":
-        use = a_run
     monkeypatch.setattr("fedcgd.support.records._is_private_group", lambda _: False)
     folder.chmod(mode)
     with pytest.raises(ValueError, match=f"{mode:04o}.*chmod go-w {folder}"):

@@ -64,7 +64,7 @@ def test_a_finished_run_that_is_started_again_says_that_it_trains_nothing(
 ) -> None:
     for count in (0, 1):
         make(ledger=tmp_path / "run.db").start(two_nodes(), record(np.zeros(SIZE)))
-        assert caplog.text.count("nothing is trained") == count
+        assert caplog.text.count("were released") == count
 
 
 def failing(code: int, reason: str):
@@ -193,8 +193,7 @@ def test_an_earlier_run_by_the_register_of_a_key_is_said_also_once_that_key_is_d
         )
         assert key.noise_of("").hex() not in caplog.text
     [told] = [line for line in lines(caplog) if "1 earlier" in line]
-    assert f"{tmp_path / 'first.db'} (2 rounds, sealed)" in told
-    assert "ledger compose" in told
+    assert all(words in told for words in ("first.db", "2 rounds,", "sealed", "ledger compose"))
 
 
 def test_a_strategy_that_sees_sums_before_they_are_on_record_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

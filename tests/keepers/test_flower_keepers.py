@@ -2,10 +2,12 @@
 
 import json
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from clock import Clock
 from command_line import run
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
@@ -144,6 +146,22 @@ def test_a_keeper_without_an_answer_is_asked_again_and_no_other() -> None:
     answers = flaky.ask(None, None, dict.fromkeys(("court", "union")), check=False, patience=60.0)
     assert answers == dict.fromkeys(("court", "union"), Refusal("no"))
     assert asked == [["court", "union"], ["union"]]
+
+
+def test_keepers_that_are_away_are_looked_for_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = Clock(), []
+    monkeypatch.setattr("fedcgd_flower.keepers.transport.time", clock)
+
+    class Away(Transport):
+        def _reachable(self, grid):
+            assert len(looks) < 80
+            return looks.append(clock.now) or ()
+
+        def _ask_once(self, *_):
+            raise AssertionError
+
+    assert Away(Keepers.simulation(1, 2, colluding=1)).present(None, 60.0) == ()
+    assert (clock.now, looks[1], len(looks) > 60) == (pytest.approx(60.0), 0.02, True)
 
 
 def test_a_sum_that_is_too_long_is_scaled_before_it_is_masked() -> None:
@@ -380,7 +398,7 @@ def test_a_run_with_just_enough_users_has_two_nodes_in_every_round_and_one_node_
     grid = FakeGrid({1: node(users[:9]), 2: node(users[9:])})  # a user of node 2 in each of three rounds
     assert make().start(grid, record(np.zeros(SIZE))).complete
     grid = FakeGrid({1: node(users)})
-    with pytest.raises(IncompleteRunError, match="fewer than 2 nodes"):
+    with pytest.raises(IncompleteRunError, match="fewer than"):
         make().start(grid, record(np.zeros(SIZE)))
     assert not any(is_training(message) for message in grid.sent)
 
@@ -412,6 +430,17 @@ def test_a_run_ends_where_its_last_round_is_spent(real: RealKeepers) -> None:
     result = strategy.start(grid, record(np.zeros(SIZE)))
     assert result.complete
     assert strategy.releases == 6
+
+
+@pytest.mark.parametrize(("lost", "ends"), [([0, 1, 3, 4], False), ([1, 2, 3], True)])
+def test_three_consumed_rounds_in_a_row_end_a_run(real: RealKeepers, lost: list[int], ends: bool) -> None:
+    """Each costs its users a participation, and a node or keeper that spoils sums does not mend itself."""
+    grid = real.grid()
+    grid.nodes[11].tamper = lambda request, reply: None if opening_asked(request).get("round") in lost else reply
+    with pytest.raises(IncompleteRunError, match="keepers' logs") if ends else nullcontext():
+        real.make().start(grid, record(np.zeros(SIZE)))
+    states = ["spent" if round in lost else "released" for round in range(6)]
+    assert [opened.state for opened in openings(real)] == states[: 4 if ends else 6]
 
 
 def test_a_resumed_run_needs_the_same_keepers(real: RealKeepers, tmp_path: Path) -> None:

@@ -27,16 +27,12 @@ NOISY = replace(NOISELESS, noise_multiplier=2.0)
 SIZE = 6
 
 
-def grid() -> FakeGrid:
-    """Four users at one node, whose updates are 1 in every coordinate, and so longer than the clip norm."""
-    return FakeGrid({1: node("abcd")})
-
-
 def start(plan: Plan, ledger: Path | None = None, **options):
+    """A run of four users at one node, whose updates are 1 in every coordinate, and so longer than the clip norm."""
     strategy = CorrelatedNoise(
         FedAvg(), plan, key=KEY, cohort_size=2, patience=0.0, ledger=ledger, trusted_nodes=True, **options
     )
-    return strategy.start(grid(), record(np.zeros(SIZE)), **({"num_rounds": 2} if ledger else {}))
+    return strategy.start(FakeGrid({1: node("abcd")}), record(np.zeros(SIZE)), **({"num_rounds": 2} if ledger else {}))
 
 
 def test_the_plan_promises_nothing_in_every_form() -> None:
