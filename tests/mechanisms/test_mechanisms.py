@@ -6,6 +6,8 @@ import math
 import numpy as np
 import oracles_mechanisms as oracle
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mechanism_table import DENSE, MECHANISMS, TABLE, N
 
 from fedcgd.mechanisms import (
@@ -184,3 +186,21 @@ def test_noise_that_is_never_forgotten_is_that_of_the_square_root() -> None:
 def test_numbers_that_could_be_changed_later_are_refused(make_it) -> None:
     with pytest.raises(TypeError, match="a tuple"):
         make_it()
+
+
+@given(st.floats(0, 0.999), st.floats(-1, 0.999), st.integers(2, 60))
+@settings(derandomize=True, max_examples=300, deadline=None)
+def test_lambda_mu_is_never_negative_and_rises_only_where_it_is_said_to(lam: float, mu: float, n: int) -> None:
+    mu = max(mu, -lam)
+    c = LambdaMuCGD(lam, mu).coefficients(n)
+    assert c.min() >= 0
+    if mu >= 0:
+        monotone, falls = lam + mu <= 1, bool(c[1] <= 1)
+        assert falls == monotone
+        assert not monotone or np.all(np.diff(c) <= 1e-15)
+        # Log-concave, up to rounding: what puts the worst columns leftmost where c rises.
+        assert np.all(c[1:-1] ** 2 >= c[:-2] * c[2:] * (1 - 1e-12))
+    elif mu**2 * (1 - mu) <= lam**2 * (1 - lam):
+        assert np.all(np.diff(c) <= 1e-15)
+    elif n > 2 and mu**2 * (1 - mu) > lam**2 * (1 - lam) + 1e-12:
+        assert c[2] > c[1]

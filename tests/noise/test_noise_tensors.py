@@ -53,33 +53,24 @@ def test_kernels_are_used_only_if_their_bits_are_numpys() -> None:
     assert not tensors.same_bits(numpy_kernels(wrong=True), torch.device("cpu"))
 
 
-def test_a_device_without_kernels_is_told_once_and_gets_the_same_numbers(monkeypatch) -> None:
+@pytest.mark.parametrize("case", ["no Triton", "other bits", "the same bits"])
+def test_a_device_is_used_if_its_kernels_give_the_same_bits_and_else_told_of_once(case: str, monkeypatch) -> None:
     gpu_kernels.cache_clear()
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "fedcgd.noise.gpu_code", raising=False)
-    device = torch.device("cuda", 7)
-    with pytest.warns(RuntimeWarning, match=r"cuda:7.*fedcgd\[gpu\]"):
-        assert gpu_kernels(device) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert gpu_kernels(device) is None
-    gpu_kernels.cache_clear()
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_a_device_whose_kernels_give_other_bits_is_not_used(same: bool, monkeypatch) -> None:
-    gpu_kernels.cache_clear()
-    asked = []
-    monkeypatch.setitem(sys.modules, "fedcgd.noise.gpu_code", SimpleNamespace(**numpy_kernels()._asdict()))
-    monkeypatch.setattr("fedcgd.noise.gpu_code", sys.modules["fedcgd.noise.gpu_code"], raising=False)
-    monkeypatch.setattr(tensors, "same_bits", lambda kernels, device: asked.append(device) or same)
-    device = torch.device("cuda", 3)
-    if same:
-        assert gpu_kernels(device) is not None
+    if case == "no Triton":
+        monkeypatch.setitem(sys.modules, "triton", None)
+        monkeypatch.delitem(sys.modules, "fedcgd.noise.gpu_code", raising=False)
     else:
-        with pytest.warns(RuntimeWarning, match="other bits"):
-            assert gpu_kernels(device) is None
-    assert asked == [device]
+        code = SimpleNamespace(**numpy_kernels()._asdict())
+        monkeypatch.setitem(sys.modules, "fedcgd.noise.gpu_code", code)
+        monkeypatch.setattr("fedcgd.noise.gpu_code", code, raising=False)
+    monkeypatch.setattr(tensors, "same_bits", lambda kernels, device: case == "the same bits")
+    device = torch.device("cuda", 7)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = [gpu_kernels(device) for _ in range(2)]
+    assert all((each is not None) == (case == "the same bits") for each in found)
+    words = {"no Triton": "fedcgd[gpu]", "other bits": "other bits"}.get(case, "")
+    assert [words in str(each.message) and "cuda:7" in str(each.message) for each in told] == [True] * bool(words)
     gpu_kernels.cache_clear()
 
 
