@@ -51,9 +51,8 @@ def answer(
 @lru_cache(maxsize=8)
 def _description(mechanism: Mechanism) -> str | None:
     """A digest of the mechanism; None for one of the user's own, which has no description."""
-    from fedcgd.optimisation.mechanism_json import (
-        describe,  # not for everybody who asks for an ε: it brings the optimisers
-    )
+    # Not for everybody who asks for an ε: it brings the optimisers.
+    from fedcgd.optimisation.mechanism_json import describe
 
     try:
         return cache.digest(json.dumps(describe(mechanism), sort_keys=True))

@@ -36,8 +36,8 @@ class ExampleRounds:
         Args:
             round: from 0, below the plan's rounds.
         """
-        rows, rate = self.groups[round % len(self.groups)], self.coin
-        if rate >= 1:
+        rows, rate = self.groups[round % len(self.groups)], self._coin
+        if rate is None or rate >= 1:
             return rows
         stream = hashlib.shake_256(self.key + b"fedcgd batches " + f"round {round}".encode())
         draws = np.frombuffer(stream.digest(8 * len(rows)), dtype="<u8")
@@ -50,10 +50,8 @@ class ExampleRounds:
         return self.examples * (1 / self.parts if rate is None else rate)
 
     @cached_property
-    def coin(self) -> float:
-        """The probability with which an example of the round's group is in the round."""
-        rate = self.participation.scheme.coin(self.participation)
-        return 1.0 if rate is None else rate
+    def _coin(self) -> float | None:
+        return self.participation.scheme.coin(self.participation)
 
     @cached_property
     def groups(self) -> list[Rows]:
