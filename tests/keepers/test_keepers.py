@@ -151,7 +151,7 @@ def test_what_a_keeper_cannot_open_it_names_and_does_not_record() -> None:
         attempt=0,
         present=good.present,
         tickets=good.tickets,
-        sealed=(good.sealed[0], good.sealed[1][:-1] + b"?", b""),
+        sealed=(good.sealed[0], good.sealed[1][:-1] + bytes([good.sealed[1][-1] ^ 1]), b""),
         after=None,
     )
     assert members[0].unreadable(agreement, bad) == (1, 2)
