@@ -56,10 +56,10 @@ class SparseGradients:
         """In which type gradients were made."""
         return self.values.dtype
 
-    def norms(self) -> Tensor:
-        """Shape (examples,), float64; not finite where a row is not."""
+    def squares(self) -> Tensor:
+        """Of the norms of the rows, shape (examples,), float64; not finite where a row is not."""
         squares = self.values.double().square().sum(dim=1)
-        return squares.new_zeros(self.examples).index_add_(0, self.example, squares).sqrt()
+        return squares.new_zeros(self.examples).index_add_(0, self.example, squares)
 
     def add_to(self, total: Tensor, scales: Tensor) -> None:
         """As `per_sample_gradients.add_rows`."""
@@ -83,27 +83,28 @@ class FactoredGradients:
         """In which type factors were made."""
         return self.b.dtype
 
-    def norms(self) -> Tensor:
-        """Bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64."""
+    def squares(self) -> Tensor:
+        """Of bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64."""
         length = self.b.shape[1]
+        b_norms, a_norms = (torch.linalg.vector_norm(one, dim=2, dtype=torch.float64) for one in (self.b, self.a))
+        terms: Tensor = (b_norms * a_norms).sum(dim=1).square()
+        if length == 1:
+            return terms
         few = max(1, _NUMBERS_AT_ONCE // (length * max(length, self.b.shape[2] + self.a.shape[2])))
-        found = []
+        gram = []
         for b, a in zip(torch.split(self.b.double(), few), torch.split(self.a.double(), few), strict=True):
-            gram = (torch.bmm(b, b.mT) * torch.bmm(a, a.mT)).sum((1, 2)).clamp(min=0)
-            found.append((gram + _GRAM_FLOOR * _terms(b, a).sum(1) ** 2).sqrt())
-        return torch.cat(found)
+            gram.append((torch.bmm(b, b.mT) * torch.bmm(a, a.mT)).sum((1, 2)).clamp(min=0))
+        return torch.cat(gram).add_(terms, alpha=_GRAM_FLOOR)
 
     def add_to(self, total: Tensor, scales: Tensor) -> None:
         """total += Σ_i scales[i]·row i, rounded to the nearest once if it is int64; rows of scale 0 do not count."""
-        counted = scales > 0  # 0·NaN is NaN: a factor of zero is not enough
-        b, a = self.b[counted], self.a[counted]
-        check_size(len(b), b.shape[1])
-        scaled = (b.double() * scales[counted, None, None]).flatten(0, 1)
-        sums = scaled.new_zeros(b.shape[2], a.shape[2])
+        check_size(*self.b.shape[:2])
+        scaled = (self.b.double() * scales[:, None, None]).flatten(0, 1)
+        sums = scaled.new_zeros(self.b.shape[2], self.a.shape[2])
         for left, right in zip(
-            torch.split(scaled, _ROWS_AT_ONCE), torch.split(a.flatten(0, 1), _ROWS_AT_ONCE), strict=True
-        ):
-            sums.addmm_(left.T, right.double())
+            torch.split(scaled, _ROWS_AT_ONCE), torch.split(self.a.flatten(0, 1), _ROWS_AT_ONCE), strict=True
+        ):  # 0·NaN is NaN: a factor of zero is not enough
+            sums.addmm_(left.nan_to_num(0, 0, 0).T, right.nan_to_num(0, 0, 0).double())
         total += sums.flatten() if total.is_floating_point() else sums.flatten().round_().to(torch.int64)
 
 
@@ -111,14 +112,11 @@ Rows = Tensor | SparseGradients | FactoredGradients
 """The gradients of some examples for one parameter; a tensor has shape (examples, size of the parameter)."""
 
 
-def _terms(b: Tensor, a: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(b.double(), dim=2) * torch.linalg.vector_norm(a.double(), dim=2)
-    return norms
-
-
-def norms_of(rows: Rows) -> Tensor:
-    """Norms of the gradients, shape (examples,), float64."""
-    return squared_norms(rows).sqrt() if isinstance(rows, Tensor) else rows.norms()
+def squares_of(rows: Sequence[Rows]) -> Tensor:
+    """Squares of the norms of the examples' gradients, for all these parameters together; shape (examples,), float64."""
+    plain = [one for one in rows if isinstance(one, Tensor)]
+    found = [one.squares() for one in rows if not isinstance(one, Tensor)]
+    return torch.stack([*found, *([squared_norms(plain)] if plain else [])]).sum(dim=0)
 
 
 def add_to(total: Tensor, rows: Rows, scales: Tensor) -> None:
@@ -140,8 +138,7 @@ def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float
         clip_norm: ζ, of all parameters together.
         grid: what totals are in steps of; None without noise.
     """
-    parts = [one if isinstance(one, Tensor) else one.norms()[:, None] for one in rows]
-    scales = clip_factors(parts, clip_norm * (1 - MARGIN)) / (1.0 if grid is None else grid.step)
+    scales = clip_factors(squares_of(rows), clip_norm * (1 - MARGIN)) / (1.0 if grid is None else grid.step)
     for total, one in zip(totals, rows, strict=True):
         add_to(total, one, scales)
 

@@ -74,4 +74,4 @@ def test_the_margin_covers_what_its_proof_counts() -> None:
 def test_a_row_whose_terms_cancel_has_a_512th_of_their_norm_at_least() -> None:
     """What is added later is a float32 sum of the terms, whose rounding may be larger than what is left of them."""
     b, a = torch.ones(1, 2, 1), torch.tensor([[[1000.0], [-1000.0]]])
-    assert float(clipped_sum.FactoredGradients(b, a).norms()[0]) == pytest.approx(2000 / 512, rel=1e-6)
+    assert float(clipped_sum.FactoredGradients(b, a).squares()[0]) == pytest.approx((2000 / 512) ** 2, rel=1e-6)
