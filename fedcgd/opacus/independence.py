@@ -155,7 +155,8 @@ class IndependenceProbe:
         mode: str = "hooks",
         rows: int | None = None,
     ) -> None:
-        self._module, self._call, self._dim = module, call, batch_dim
+        self._module = copy_apart(module)  # without hooks, which take longer to copy than a small model
+        self._call, self._dim = call, batch_dim
         self._mode = mode
         self._batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, batch)
         sizes = [t.shape[batch_dim] for t in tensors_of(batch) if t.dim() > batch_dim]
