@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -200,7 +199,7 @@ def add_rows(total: Tensor, rows: Tensor, scales: Tensor) -> None:
     if total.is_floating_point():
         total += scales @ rows.double().nan_to_num(0, 0, 0)
     else:
-        _form_for([rows]).accumulate(rows, scales, total)
+        _form_for(rows).accumulate(rows, scales, total)
 
 
 def clip_factors(squares: Tensor, clip_norm: float) -> Tensor:
@@ -212,30 +211,30 @@ def clip_factors(squares: Tensor, clip_norm: float) -> Tensor:
 
 def squared_norms(parts: Parts) -> Tensor:
     """Σ_j rows[i, j]² over all parts, float64, shape (m,), off by at most 2⁻²⁷ of itself."""
-    return _form_for(parts).squares(parts)
+    sums = torch.zeros(len(parts[0]), dtype=torch.float64, device=parts[0].device)
+    for rows in parts:
+        _form_for(rows).squares(rows, sums)
+    return sums
 
 
 class RowPasses(NamedTuple):
     """What rows are read for, twice: they may be larger than everything else in memory."""
 
-    squares: Callable[[Parts], Tensor]
-    """parts → Σ_j rows[i, j]² over all of them, float64."""
+    squares: Callable[[Tensor, Tensor], object]
+    """(rows, sums): sums[i] += Σ_j rows[i, j]², float64."""
     accumulate: Callable[[Tensor, Tensor, Tensor], None]
     """(rows, factors, total): total += Σ_i rows[i]·factors[i], each rounded towards zero; rows of factor 0 do not count."""
 
 
-def _form_for(parts: Parts) -> RowPasses:
+def _form_for(rows: Tensor) -> RowPasses:
     """By machine code or Triton, where they can: what torch does takes float64 copies of the rows."""
-    if parts[0].device.type != "cpu":
-        return _on_gpu(parts[0].device)
-    return _BY_MACHINE_CODE if all(rows.dtype == torch.float32 for rows in parts) else _BY_TORCH
+    if rows.device.type != "cpu":
+        return _on_gpu(rows.device)
+    return _BY_MACHINE_CODE if rows.dtype == torch.float32 else _BY_TORCH
 
 
-def _squares(parts: Parts) -> Tensor:
-    sums = np.zeros(len(parts[0]))
-    for rows in parts:
-        kernels().squares(aligned(rows.numpy()), sums)
-    return torch.from_numpy(sums)
+def _squares(rows: Tensor, sums: Tensor) -> None:
+    kernels().squares(aligned(rows.numpy()), sums.numpy())
 
 
 def _accumulate(rows: Tensor, factors: Tensor, total: Tensor) -> None:
@@ -247,9 +246,7 @@ def _accumulate_by_torch(rows: Tensor, factors: Tensor, total: Tensor) -> None:
 
 
 _BY_MACHINE_CODE = RowPasses(_squares, _accumulate)
-_BY_TORCH = RowPasses(
-    lambda parts: torch.stack([rows.double().square().sum(dim=1) for rows in parts]).sum(dim=0), _accumulate_by_torch
-)
+_BY_TORCH = RowPasses(lambda rows, sums: sums.add_(rows.double().square().sum(dim=1)), _accumulate_by_torch)
 
 
 @cache
@@ -258,14 +255,15 @@ def _on_gpu(device: torch.device) -> RowPasses:
     try:
         from fedcgd.clipping.gpu_code import accumulate, squares
 
-        found = RowPasses(lambda parts: torch.stack([*map(squares, parts)]).sum(dim=0), accumulate)
+        found = RowPasses(lambda rows, sums: sums.add_(squares(rows)), accumulate)
         rows = torch.sin(torch.arange(5 * 2077, device=device, dtype=torch.float32)).view(5, -1)
         rows[3, 7], factors = torch.nan, torch.tensor([0.1, 1e9, 3.7e4, 0.0, 1.0], dtype=torch.float64, device=device)
         totals = [torch.arange(2077, device=device) for _ in range(2)]
-        for form, total in zip((found, _BY_TORCH), totals, strict=True):
+        sums = [torch.ones(3, dtype=torch.float64, device=device) for _ in range(2)]
+        for form, total, of_rows in zip((found, _BY_TORCH), totals, sums, strict=True):
             form.accumulate(rows, factors, total)
-        sums, expected = (form.squares([rows[:3], rows[:3]]) for form in (found, _BY_TORCH))
-        close = torch.allclose(sums, expected, rtol=1e-12)
+            form.squares(rows[:3], of_rows)
+        close = torch.allclose(sums[0], sums[1], rtol=1e-12)
         return found if close and torch.equal(*totals) else _BY_TORCH
     except Exception:  # whatever a compiler can raise for a device that it does not know; noise's `gpu_kernels` warns
         return _BY_TORCH

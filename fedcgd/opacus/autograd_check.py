@@ -55,7 +55,7 @@ class AutogradCheck:
                         total += share.float() @ row.float()
                     else:
                         row.add_to(total, share)
-                    size += float(share.dot(squares_of([row]).sqrt()))
+                    size += float(share.dot(squares_of(row).sqrt()))
             off.append(float(total.norm()))
             sizes.append(size)
         odd = beyond_rounding(off, sizes, halves)

@@ -19,6 +19,7 @@ times the norm. For m examples of length T the sum has k ≤ 4096 + m·T/4096 + 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -86,8 +87,8 @@ class FactoredGradients:
     def squares(self) -> Tensor:
         """Of bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64."""
         length = self.b.shape[1]
-        b_norms, a_norms = (torch.linalg.vector_norm(one, dim=2, dtype=torch.float64) for one in (self.b, self.a))
-        terms: Tensor = (b_norms * a_norms).sum(dim=1).square()
+        b_norms = torch.linalg.vector_norm(self.b, dim=2, dtype=torch.float64)
+        terms: Tensor = (b_norms * torch.linalg.vector_norm(self.a, dim=2, dtype=torch.float64)).sum(dim=1).square()
         if length == 1:
             return terms
         few = max(1, _NUMBERS_AT_ONCE // (length * max(length, self.b.shape[2] + self.a.shape[2])))
@@ -97,8 +98,18 @@ class FactoredGradients:
         return torch.cat(gram).add_(terms, alpha=_GRAM_FLOOR)
 
     def add_to(self, total: Tensor, scales: Tensor) -> None:
-        """total += Σ_i scales[i]·row i, rounded to the nearest once if it is int64; rows of scale 0 do not count."""
-        check_size(*self.b.shape[:2])
+        """total += Σ_i scales[i]·row i, rounded to the nearest once if it is int64; rows of scale 0 do not count.
+
+        Raises:
+            ValueError: for more examples, of sequences, than `MARGIN` covers.
+        """
+        examples, length = self.b.shape[:2]
+        additions = _ROWS_AT_ONCE + examples * length // _ROWS_AT_ONCE + examples
+        if examples > _MOST_EXAMPLES or (length > 1 and examples * additions > _MOST_TERMS):
+            raise ValueError(
+                f"a batch may have {_MOST_EXAMPLES} examples, and with ghost clipping of sequences about 8000: in larger sums "
+                "rounding could exceed the clip norm; take more and smaller batches"
+            )
         scaled = (self.b.double() * scales[:, None, None]).flatten(0, 1)
         sums = scaled.new_zeros(self.b.shape[2], self.a.shape[2])
         for left, right in zip(
@@ -112,19 +123,9 @@ Rows = Tensor | SparseGradients | FactoredGradients
 """The gradients of some examples for one parameter; a tensor has shape (examples, size of the parameter)."""
 
 
-def squares_of(rows: Sequence[Rows]) -> Tensor:
-    """Squares of the norms of the examples' gradients, for all these parameters together; shape (examples,), float64."""
-    plain = [one for one in rows if isinstance(one, Tensor)]
-    found = [one.squares() for one in rows if not isinstance(one, Tensor)]
-    return torch.stack([*found, *([squared_norms(plain)] if plain else [])]).sum(dim=0)
-
-
-def add_to(total: Tensor, rows: Rows, scales: Tensor) -> None:
-    """total += Σ_i scales[i]·row i in place; rows of scale 0 do not count."""
-    if isinstance(rows, Tensor):
-        add_rows(total, rows, scales)
-    else:
-        rows.add_to(total, scales)
+def squares_of(rows: Rows) -> Tensor:
+    """Squares of the norms of the gradients, shape (examples,), float64."""
+    return squared_norms([rows]) if isinstance(rows, Tensor) else rows.squares()
 
 
 def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float, grid: Lattice | None) -> None:
@@ -138,9 +139,13 @@ def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float
         clip_norm: ζ, of all parameters together.
         grid: what totals are in steps of; None without noise.
     """
-    scales = clip_factors(squares_of(rows), clip_norm * (1 - MARGIN)) / (1.0 if grid is None else grid.step)
+    squares = reduce(torch.add, map(squares_of, rows))
+    scales = clip_factors(squares, clip_norm * (1 - MARGIN)) / (1.0 if grid is None else grid.step)
     for total, one in zip(totals, rows, strict=True):
-        add_to(total, one, scales)
+        if isinstance(one, Tensor):
+            add_rows(total, one, scales)
+        else:
+            one.add_to(total, scales)
 
 
 def passes_of(parameter: Any) -> list[Rows]:
@@ -159,7 +164,7 @@ def check_passes(
     Raises:
         RuntimeError: if there are other numbers of rows for some parameters than for others, or no multiple of `copies`.
     """
-    counts = [len(row) for row in rows]
+    counts = [*map(len, rows)]
     examples = max(counts)
     if min(counts) != examples:
         odd = {p for p, count in zip(parameters, counts, strict=True) if count != examples}
@@ -180,13 +185,3 @@ def check_passes(
     return [
         row.view(-1, copies, row.shape[1]).mean(1) for row in rows if isinstance(row, Tensor)
     ]  # short forms have none
-
-
-def check_size(examples: int, length: int) -> None:
-    """Raise ValueError unless the sum over `examples` examples, of sequences of at most `length`, is within `MARGIN`."""
-    additions = _ROWS_AT_ONCE + examples * length // _ROWS_AT_ONCE + examples
-    if examples > _MOST_EXAMPLES or (length > 1 and examples * additions > _MOST_TERMS):
-        raise ValueError(
-            f"a batch may have {_MOST_EXAMPLES} examples, and with ghost clipping of sequences about 8000: in larger sums "
-            "rounding could exceed the clip norm; take more and smaller batches"
-        )

@@ -338,7 +338,7 @@ class IndependenceProbe:
                 raise
             found = [] if hooks is None else self._gradients(module, outputs, replaced)
             made = [(name, one) for name, one in found if len(one) == self._rows]  # others the step refuses
-            norms = [squares_of([one]).sqrt()[:, None] for _, one in made]
+            norms = [squares_of(one).sqrt()[:, None] for _, one in made]
         for p in module.parameters():  # hooks hold the copy in a circle: the collector would find it late
             vars(p).clear()
             p.grad = None
