@@ -69,6 +69,8 @@ class Memory:
     """Numbers in one block of draws: 2 MiB, of which a few go through the second cache at a time."""
     tuples: int = 2**22
     """Numbers of tuples that are drawn at a time."""
+    steps: int = 16
+    """Steps of a geometric sum that one product with a matrix makes."""
     table: int = 2**25
     """Entries of a table of pairs: 0.25 GiB."""
     matrix: int = 2**24

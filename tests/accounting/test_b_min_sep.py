@@ -435,7 +435,7 @@ def test_a_ratio_beyond_every_float_has_a_value_where_epsilon_is_beyond_it_too()
     likelihood = BMinSepLikelihood.from_columns(columns, law, 1.5)
     sampler = RemoveSampler(columns, likelihood, law.tuples(columns, 1.5, 2), 1.5, 999.0, 1.0)
     ratio = math.exp(2 * 501 - 1 / 1.5**2 + 2 * math.log(0.5) - 999)  # S/e^ε, by the pattern in which both rounds are
-    found = sampler._integrals(np.full((2, 1), 501.0), np.zeros((2, 1)), np.zeros(1))
+    found = sampler._integrals(np.full((2, 1), 501.0), np.zeros((2, 1)), np.full(1, 6.0))
     assert found[0] >= 4 * (ratio - 1) / ratio**2 > 0.5
 
 

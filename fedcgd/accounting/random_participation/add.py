@@ -45,7 +45,9 @@ def draw_log_ratios(
     """`count` draws; a quarter of them if these `is_enough` to say what was asked."""
 
     def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
-        lower, upper = likelihood.bounds(likelihood.weights(columns.noise(generator, size) / sigma))
+        x = columns.noise(generator, size)
+        x /= sigma
+        lower, upper = likelihood.bounds(likelihood.weights(x))
         return np.log(lower) - columns.rounding, np.log(upper) + columns.rounding
 
     def together(blocks: list[tuple[Vector, Vector]]) -> LogRatios:

@@ -89,7 +89,8 @@ class Candidate:
             return None
         values, shares = sampler.draw(int(times * _DRAWS.pilot[0]), (seed, 0))
         fewest, most = _DRAWS.pilot[1:]  # few draws choose a line that looks too good
-        adding = fewest if times < 1 else max(fewest * min(times, 2), min(most, _DRAWS.numbers[1] / 8 / self.cost))
+        usual = min(most, _DRAWS.numbers[1] / 8 / self.cost)
+        adding = max(fewest * min(times, 2), usual * min(2 * times, 1))
         enough = _SEARCH.negligible * sampler.mean(values, shares)
 
         def does_not_rule(some: LogRatios) -> bool:
