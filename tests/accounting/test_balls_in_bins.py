@@ -48,7 +48,7 @@ def test_adding_a_user_alone(overlap: float, sigma: float, target: float) -> Non
     of = Bins(gram)
     drawn = draw_log_ratios(of, BinLaw(2).likelihood(of, sigma), sigma, 2**16, (3, 0))
     if truth > 1e-3:  # what is rarer is not drawn
-        values = np.maximum(1 - np.exp(target + drawn.lower), 0)
+        values = (drawn.chances * np.maximum(1 - np.exp(target + drawn.lower), 0)).sum(axis=0)
         error = values.std() / 2**8
         assert truth - 4 * error <= values.mean() <= truth * 1.003 + 4 * error
     assert truth <= AddDirection.from_pilot(drawn, target, 2**16, 1e-3).confirm(drawn) <= 2 * truth

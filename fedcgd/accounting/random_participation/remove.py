@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcgd.accounting.random_participation.draws import Seed, run_in_blocks
-from fedcgd.accounting.random_participation.law import LARGEST, Columns, Law, Likelihood, Tuples, Turns
+from fedcgd.accounting.random_participation.law import LARGEST, Columns, Law, Likelihood, Tuples
 from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-
-_MEMORY = TOLERANCES.memory
 
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _REACH, _STEP = 6.0, 1.0  # of the integral
@@ -106,7 +104,8 @@ class RemoveSampler:
         likely = max(self.accepted, TOLERANCES.drawing.order[1] / 4)
 
         def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
-            turns, shares = self._accepted(generator, math.ceil(size / likely))
+            turns, shares = self.tuples.draw(generator, math.ceil(size / likely))
+            turns = turns[..., generator.random(len(shares)) < shares]
             x = columns.noise(generator, turns.shape[-1])
             slope, along, square = columns.lifted(turns, x)
             length = np.sqrt(square)
@@ -126,19 +125,6 @@ class RemoveSampler:
 
         width = max(n, int(n * self.tuples.order / likely / 6))
         return together(run_in_blocks(block, count, width, seed, lambda some: self.mean(*together(some)) > most))
-
-    def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Turns, Vector]:
-        """Of so many tuples those that are accepted, and the probabilities of all; some at a time, for memory."""
-        at_once = max(1, _MEMORY.tuples // (self.columns.rounds * self.tuples.order))
-        kept, shares = [], []
-        for start in range(0, tried, at_once):
-            turns, probabilities = self.tuples.draw(generator, min(at_once, tried - start))
-            kept.append(turns[..., generator.random(len(probabilities)) < probabilities])
-            shares.append(probabilities)
-        most = max(len(turns) for turns in kept)
-        nobody = self.columns.rounds
-        padded = [np.pad(turns, ((0, most - len(turns)), (0, 0), (0, 0)), constant_values=nobody) for turns in kept]
-        return np.concatenate(padded, axis=-1), np.concatenate(shares)
 
     def _integrals(self, x: Matrix, slope: Matrix, t: Vector) -> Vector:
         """∫ φ(t)·g(S/a) dt from above, as S grows with t; `x` is at the highest `t`, and moves by `slope`.
