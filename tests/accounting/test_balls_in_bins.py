@@ -71,8 +71,8 @@ def test_equal_bins_draw_nothing() -> None:
 
 def test_an_epsilon_that_its_budget_answers_may_fail_as_either_search_may():
     """σ comes from the draws of the calibration, and ε is asked of other draws before the budget takes its place."""
-    found = calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5)
-    again = compute_epsilon(LambdaCGD(0.5), bins(12, 3), noise_multiplier=found.noise_multiplier, delta=1e-5)
+    found = calibrate(LambdaCGD(0.6), bins(12, 3), epsilon=2, delta=1e-5)
+    again = compute_epsilon(LambdaCGD(0.6), bins(12, 3), noise_multiplier=found.noise_multiplier, delta=1e-5)
     assert again.epsilon == 2
     assert again.proof.failure_probability == 1e-12
 
