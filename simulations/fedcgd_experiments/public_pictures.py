@@ -28,8 +28,9 @@ def things_on_photographs(
         picture = behind.crop((left, top, left + side, top + side)).resize((SIDE, SIDE), Image.Resampling.BOX)
         stamp = stamps[int(generator.integers(len(stamps)))]
         scale = int(generator.integers(20, SIDE + 1)) / max(stamp.size)
-        small = stamp.resize([max(1, round(length * scale)) for length in stamp.size], Image.Resampling.BOX)
-        picture.paste(small, [(SIDE - length) // 2 for length in small.size], small)
+        width, height = (max(1, round(length * scale)) for length in stamp.size)
+        small = stamp.resize((width, height), Image.Resampling.BOX)
+        picture.paste(small, ((SIDE - width) // 2, (SIDE - height) // 2), small)
         yield picture
 
 
