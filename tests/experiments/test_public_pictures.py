@@ -21,7 +21,7 @@ def test_a_stamp_lies_on_a_crop_of_a_photograph(tmp_path: Path) -> None:
     assert [one.size for one in stamps] == [(40, 20)]
     made = things_on_photographs(stamps, photographs[-1:], np.random.default_rng(0))
     for _ in range(20):
-        red, blue = (np.asarray(next(made))[:, :, channel] > 128 for channel in (0, 2))
+        red, _, blue = np.asarray(next(made)).transpose(2, 0, 1) > 128
         assert red.shape == (32, 32)
         assert not (red & blue).any()
         assert blue[0].all()
