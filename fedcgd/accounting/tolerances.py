@@ -67,8 +67,8 @@ class Memory:
 
     block: int = 2**18
     """Numbers in one block of draws: 2 MiB, of which a few go through the second cache at a time."""
-    tuples: int = 2**22
-    """Numbers of tuples that are drawn at a time."""
+    steps: int = 16
+    """Steps of a geometric sum that one product with a matrix makes."""
     table: int = 2**25
     """Entries of a table of pairs: 0.25 GiB."""
     matrix: int = 2**24
@@ -87,16 +87,15 @@ class Memory:
 class Drawing:
     """How many draws (`random_participation`)."""
 
-    pilot: tuple[int, int, int] = (1000, 2**14, 2**17)
-    """Of one step of the search: for removing a user; for adding one, fewest, and most where they are cheap. Of a dozen lines few
-    draws choose one that looks better than it is: by as much as half of δ, which is 3 % of ε."""
+    pilot: tuple[int, int] = (1000, 2**12)
+    """Of one step of the search: for removing a user, and for adding one."""
     order: tuple[int, float] = (400, 0.01)
     """Tuples that choose the order of the moment; and the part of them that must be accepted."""
     removing: tuple[int, int] = (2**12, 2**20)
     """Fewest and most of a confirmation."""
-    adding: tuple[int, ...] = (2**12, 2**14, 2**16, 2**17, 2**18, 2**19, 2**20)
+    adding: tuple[int, ...] = (2**12, 2**13, 2**14, 2**15, 2**16, 2**17, 2**18)
     """Of a confirmation: the first that make sure that adding does not rule."""
-    numbers: tuple[float, float] = (1e8, 2e8)
+    numbers: tuple[float, float] = (6.5e7, 6e7)
     """Numbers drawn for one direction of a confirmation at most, about: some seconds."""
     overhead: int = 100
     """Numbers that a draw takes as much time as, besides one for each round."""
@@ -122,9 +121,9 @@ class Search:
     care: tuple[float, float] = (1.3, 0.01)
     """Times the slope, on the last step down, which stays so far of log δ below its goal: what fails takes longer than
     all before."""
-    negligible: float = 0.5
-    """Of what removing a user costs: where a quarter of the draws say that adding one costs less, they are enough."""
-    tries: tuple[int, float] = (8, 1.002)
+    negligible: float = 0.9
+    """Of what removing a user costs: where adding one will be shown to cost less, more draws are of no use."""
+    tries: tuple[int, float] = (8, 1.004)
     """Confirmations at most, that share the failure probability; and times σ, at least, after one that failed."""
 
 

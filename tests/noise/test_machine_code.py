@@ -68,7 +68,7 @@ def test_the_answers_asked_of_clipping_and_noise_are_numpys() -> None:
         ("noise/normals.c", "#define TWO 0x1.0000000000000p+1f", "#define TWO 0x1.000002p+1f"),
         ("native/vector_kernels.c", "lanes[j] += value * value;", "lanes[j] += (float)(value * value);"),
         ("native/vector_kernels.c", "lanes[j] = 0;", ";"),
-        ("accounting/b_min_sep/recursion.c", "next[j] * rest", "(float)next[j] * rest"),
+        ("accounting/b_min_sep/recursion.c", "*rows.next * rest", "*rows.next * (float)rest"),
         ("accounting/b_min_sep/recursion.c", "kinds[t] * points * 2", "kinds[0] * points * 2"),
         ("accounting/b_min_sep/drawing.c", "now = t[i] + rounds", "now = t[i] + rounds + (t[i] == 9)"),
         ("accounting/b_min_sep/drawing.c", "> limit)", ">= 1.01 * limit)"),

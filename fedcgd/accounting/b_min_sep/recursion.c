@@ -2,47 +2,57 @@
 
 #include <stdint.h>
 
-#define LANES 16
+#define LANES 32
 
-static double *row(double *ring, int64_t t, int64_t separation, int64_t size)
-{
-    return ring + t % (separation + 1) * size;
-}
+typedef double Lanes __attribute__((vector_size(8 * LANES), aligned(8), may_alias));
 
-static void start(double *ring, int64_t size)
+static Lanes load(const double *from, int64_t count)
 {
-    for (int64_t i = 0; i < size; i++)
-        ring[i] = 1;
-}
-
-static void load(const double *weights, int64_t count, double *own)
-{
-    for (int64_t j = 0; j < LANES; j++)
-        own[j] = j < count ? weights[j] : 0;
-}
-
-static void store(const double *now, int64_t count, double *firsts)
-{
+    if (count >= LANES)
+        return *(const Lanes *)from;
+    Lanes own = {0};
     for (int64_t j = 0; j < count; j++)
+        own[j] = from[j];
+    return own;
+}
+
+static void store(Lanes now, int64_t count, double *firsts)
+{
+    for (int64_t j = 0; j < LANES && j < count; j++)
         firsts[j] = now[j];
+}
+
+// A ring of `separation` + 1 rounds of `size` numbers, 1 after the last round: each new round takes the place of the oldest.
+typedef struct {
+    Lanes *ring, *last, *now, *next, *after;
+    int64_t size;
+} Rows;
+
+static Rows start(double *memory, int64_t separation, int64_t size)
+{
+    Lanes *ring = (Lanes *)memory, *last = ring + separation * size;
+    for (int64_t i = 0; i < (separation + 1) * size; i++)
+        ring[i] = (Lanes){0} + 1;
+    return (Rows){ring, last, ring, ring, last, size};
+}
+
+static void step(Rows *rows)
+{
+    rows->next = rows->now;
+    rows->now = rows->after;
+    rows->after = rows->after == rows->ring ? rows->last : rows->after - rows->size;
 }
 
 void without_tail(const double *restrict weights, int64_t rounds, int64_t draws, int64_t separation, double rest,
                   double *restrict ring, int64_t kept, double *restrict firsts)
 {
-    double own[LANES];
     for (int64_t begin = 0; begin < draws; begin += LANES) {
-        int64_t count = draws - begin < LANES ? draws - begin : LANES;
-        start(ring, (separation + 1) * LANES);
+        Rows rows = start(ring, separation, 1);
         for (int64_t t = rounds - 1; t >= 0; t--) {
-            double *now = row(ring, t, separation, LANES);
-            const double *next = row(ring, t + 1, separation, LANES);
-            const double *after = row(ring, t + separation, separation, LANES);
-            load(weights + t * draws + begin, count, own);
-            for (int j = 0; j < LANES; j++)
-                now[j] = next[j] * rest + own[j] * after[j];
+            step(&rows);
+            *rows.now = *rows.next * rest + load(weights + t * draws + begin, draws - begin) * *rows.after;
             if (t < kept)
-                store(now, count, firsts + t * draws + begin);
+                store(*rows.now, draws - begin, firsts + t * draws + begin);
         }
     }
 }
@@ -52,29 +62,19 @@ void with_tail(const double *restrict weights, int64_t rounds, int64_t draws, in
                const double *restrict take, const int64_t *restrict kinds, double *restrict ring, int64_t kept,
                double *restrict firsts)
 {
-    double own[LANES];
-    int64_t size = points * LANES;
     for (int64_t begin = 0; begin < draws; begin += LANES) {
-        int64_t count = draws - begin < LANES ? draws - begin : LANES;
-        start(ring, (separation + 1) * size);
+        Rows rows = start(ring, separation, points);
         for (int64_t t = rounds - 1; t >= 0; t--) {
-            double *now = row(ring, t, separation, size);
-            const double *next = row(ring, t + 1, separation, size);
-            const double *after = row(ring, t + separation, separation, size);
+            step(&rows);
             const int64_t *at = take_at + kinds[t] * points;
             const double *of = take + kinds[t] * points * 2;
-            load(weights + t * draws + begin, count, own);
+            Lanes own = load(weights + t * draws + begin, draws - begin);
             for (int64_t i = 0; i < points; i++) {
-                const double *one = next + stay_at[i] * LANES, *two = after + at[i] * LANES;
-                double a = stay[2 * i], b = stay[2 * i + 1], c = of[2 * i], d = of[2 * i + 1];
-                double found[LANES];
-                for (int j = 0; j < LANES; j++)
-                    found[j] = (one[j] * a + one[j + LANES] * b) + own[j] * (two[j] * c + two[j + LANES] * d);
-                for (int j = 0; j < LANES; j++)
-                    now[i * LANES + j] = found[j];
+                const Lanes *one = rows.next + stay_at[i], *two = rows.after + at[i];
+                rows.now[i] = (one[0] * stay[2 * i] + one[1] * stay[2 * i + 1]) + own * (two[0] * of[2 * i] + two[1] * of[2 * i + 1]);
             }
             if (t < kept)
-                store(now + size - LANES, count, firsts + t * draws + begin);
+                store(rows.now[points - 1], draws - begin, firsts + t * draws + begin);
         }
     }
 }

@@ -36,7 +36,7 @@ class Tuples:
     @property
     def cost(self) -> float:
         """About the time of a tuple, in units of that of a draw."""
-        return self.order / 4
+        return self.order / 16
 
     def draw(self, generator: np.random.Generator, count: int) -> tuple[Turns, Vector]:
         """The rounds of the users of `count` tuples, shape (most, r, count), and the probability of each to be accepted."""

@@ -105,17 +105,11 @@ class Columns:
 
     def forward(self, x: Matrix) -> Matrix:
         """C·x for x of shape (n, m)."""
-        scaled = x * self.scales[:, None]
-        result = self._banded(scaled, transposed=False)
-        if self.amplitude:
-            result += _geometric_sums(scaled, self.amplitude, self.ratio)
-        return result
+        return self._product(x * self.scales[:, None], transposed=False)
 
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""
-        result = self._banded(y, transposed=True)
-        if self.amplitude:
-            result += _geometric_sums(y[::-1], self.amplitude, self.ratio)[::-1]
+        result = self._product(y, transposed=True)
         result *= self.scales[:, None]
         return result
 
@@ -127,9 +121,12 @@ class Columns:
         """With v the sum of C1_P over the users of a tuple: ⟨C[:, t], v⟩, shape (n, tuples); ⟨v, z⟩ by the `noise`; and |v|²."""
         n, count = self.rounds, turns.shape[-1]
         places = turns * np.int64(count) + np.arange(count)
-        often = np.bincount(places.ravel(), minlength=(n + 1) * count)[: n * count].reshape(n, count).astype(float)
+        some, size = turns < n, n * count
+        often = np.bincount(places[some], minlength=size).reshape(n, count).astype(float)
         lift = self.adjoint(self.forward(often))
-        return lift, np.einsum("ij,ij->j", often, noise), np.einsum("ij,ij->j", often, lift)
+        places[~some] = 0
+        along, square = (np.einsum("abj,abj->j", of.ravel()[places], some) for of in (noise, lift))
+        return lift, along, square
 
     @cached_property
     def _band(self) -> Vector:
@@ -139,11 +136,17 @@ class Columns:
         used = np.flatnonzero(band)
         return band[: used[-1] + 1] if len(used) else band[:0]
 
+    def _product(self, x: Matrix, *, transposed: bool) -> Matrix:
+        """With the matrix of c, or with its transpose."""
+        if not self.amplitude:
+            return self._banded(x, transposed=transposed)
+        step = 1 if transposed else -1
+        result = _geometric_sums(x[::step], self.amplitude, self.ratio)[::step]
+        return result + self._banded(x, transposed=transposed) if self.width else result
+
     def _banded(self, x: Matrix, *, transposed: bool) -> Matrix:
         """The product with the band of c, or with its transpose."""
         width = len(self._band)
-        if width == 0:
-            return np.zeros_like(x)
         if width <= TOLERANCES.memory.sparse:
             return np.asarray(self._matrices[transposed] @ x)
         backwards = -1 if transposed else 1
@@ -202,8 +205,16 @@ class BandedColumns(Columns):
 
 
 def _geometric_sums(x: Matrix, amplitude: float, ratio: float) -> Matrix:
-    """Σ_s amplitude·ratio^(t − s)·x_s over s ≤ t."""
-    return np.asarray(scipy.signal.lfilter([amplitude], [1.0, -ratio], x, axis=0))
+    """Σ_s amplitude·ratio^(s − t)·x_s over s ≥ t; a few t at once, from those of the next one."""
+    result = np.zeros((len(x) + 1, x.shape[1]))
+    np.multiply(x, amplitude, out=result[:-1])
+    some = TOLERANCES.memory.steps
+    lags = np.arange(some + 1)
+    powers = np.triu(ratio ** np.abs(lags - lags[:, None]))
+    for end in range(len(x), 0, -some):
+        start = max(0, end - some)
+        result[start:end] = powers[: end - start, : end - start + 1] @ result[start : end + 1]
+    return result[:-1]
 
 
 def _sparse(band: Matrix) -> tuple[csr_array, csr_array]:

@@ -21,7 +21,7 @@ def run_in_blocks(
     is_hopeless: Callable[[list[Drawn]], bool] = lambda _: False,
 ) -> list[Drawn]:
     """`count` draws in blocks, each with its own generator; no more than a quarter of them if these say that it `is_hopeless`."""
-    size = max(1, min(-(-count // 4), max(128, TOLERANCES.memory.block // width)))
+    size = max(1, min(-(-count // 4), max(64, TOLERANCES.memory.block // width)))
     sizes = [min(size, count - start) for start in range(0, count, size)]
     seeds = np.random.SeedSequence(seed).spawn(len(sizes))
     parts = list(zip(seeds, sizes, strict=True))

@@ -88,14 +88,8 @@ class Candidate:
         if sampler is None:
             return None
         values, shares = sampler.draw(int(times * _DRAWS.pilot[0]), (seed, 0))
-        fewest, most = _DRAWS.pilot[1:]  # few draws choose a line that looks too good
-        adding = fewest if times < 1 else max(fewest * min(times, 2), min(most, _DRAWS.numbers[1] / 8 / self.cost))
-        enough = _SEARCH.negligible * sampler.mean(values, shares)
-
-        def does_not_rule(some: LogRatios) -> bool:
-            return AddDirection.from_pilot(some, self.epsilon, int(adding), failure / 2).mean < enough
-
-        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(adding), (seed, 1), does_not_rule)
+        adding = int(_DRAWS.pilot[1] * min(max(times, 0.25), 1))
+        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, adding, (seed, 1))
         return PilotEstimate(self, sampler, values, shares, ratios, failure)
 
 
@@ -153,10 +147,7 @@ class PilotEstimate:
         pilot's few draws.
         """
         removing = self.scatter * math.sqrt(1 + len(self.values) / self.count)
-        direction, _ = self.adding
-        below = direction.line[0] if direction.line else -self.candidate.epsilon
-        adding = 0.4 / math.sqrt(max(1, int((self.ratios.lower <= below).sum())))
-        return max(self._remove(self.count) * math.exp(removing), direction.expected * math.exp(adding))
+        return max(self._remove(self.count) * math.exp(removing), self.adding[0].expected)
 
     def confirm(self, goal: float, seed: int, attempt: int) -> float:
         """An upper bound on δ, wrong with probability at most `failure`, or something above `goal`.
@@ -172,18 +163,8 @@ class PilotEstimate:
         removing = min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * bounds)
         if removing > goal:
             return removing
-        (direction, count), candidate = self.adding, self.candidate
-        columns, likelihood = candidate.problem.columns, candidate.likelihood
-        ratios = draw_log_ratios(
-            columns,
-            likelihood,
-            candidate.sigma,
-            count,
-            (seed, 3 + 2 * attempt),
-            lambda some: direction.projected(some, count) > goal,
-        )
-        if len(ratios.lower) < count:
-            return max(beyond, direction.projected(ratios, count))
+        (direction, count), of = self.adding, self.candidate
+        ratios = draw_log_ratios(of.problem.columns, of.likelihood, of.sigma, count, (seed, 3 + 2 * attempt))
         return max(removing, direction.confirm(ratios))
 
     @property

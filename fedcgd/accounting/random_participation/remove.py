@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcgd.accounting.random_participation.draws import Seed, run_in_blocks
-from fedcgd.accounting.random_participation.law import LARGEST, Columns, Law, Likelihood, Tuples, Turns
+from fedcgd.accounting.random_participation.law import LARGEST, Columns, Law, Likelihood, Tuples
 from fedcgd.accounting.tolerances import TOLERANCES
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-
-_MEMORY = TOLERANCES.memory
 
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _REACH, _STEP = 6.0, 1.0  # of the integral
@@ -106,16 +104,17 @@ class RemoveSampler:
         likely = max(self.accepted, TOLERANCES.drawing.order[1] / 4)
 
         def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
-            turns, shares = self._accepted(generator, math.ceil(size / likely))
+            turns, shares = self.tuples.draw(generator, math.ceil(size / likely))
+            turns = turns[..., generator.random(len(shares)) < shares]
             x = columns.noise(generator, turns.shape[-1])
             slope, along, square = columns.lifted(turns, x)
             length = np.sqrt(square)
             length[length == 0] = 1.0  # nobody took part: nothing to integrate along
             slope /= length * sigma
             x /= sigma
-            x += slope * (length / sigma - along / length)
-            start = _STEP * generator.random((len(length),))
-            return self._integrals(x, slope, start), shares
+            highest = _REACH - _STEP * generator.random(len(length))
+            x += slope * (length / sigma - along / length + highest)
+            return self._integrals(x, slope, highest), shares
 
         def together(blocks: list[tuple[Vector, Vector]]) -> tuple[Vector, Vector]:
             values, shares = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
@@ -127,46 +126,35 @@ class RemoveSampler:
         width = max(n, int(n * self.tuples.order / likely / 6))
         return together(run_in_blocks(block, count, width, seed, lambda some: self.mean(*together(some)) > most))
 
-    def _accepted(self, generator: np.random.Generator, tried: int) -> tuple[Turns, Vector]:
-        """Of so many tuples those that are accepted, and the probabilities of all; some at a time, for memory."""
-        at_once = max(1, _MEMORY.tuples // (self.columns.rounds * self.tuples.order))
-        kept, shares = [], []
-        for start in range(0, tried, at_once):
-            turns, probabilities = self.tuples.draw(generator, min(at_once, tried - start))
-            kept.append(turns[..., generator.random(len(probabilities)) < probabilities])
-            shares.append(probabilities)
-        most = max(len(turns) for turns in kept)
-        nobody = self.columns.rounds
-        padded = [np.pad(turns, ((0, most - len(turns)), (0, 0), (0, 0)), constant_values=nobody) for turns in kept]
-        return np.concatenate(padded, axis=-1), np.concatenate(shares)
-
-    def _integrals(self, x: Matrix, slope: Matrix, start: Vector) -> Vector:
-        """∫ φ(t)·g(S(x + t·slope)/a) dt from above, as S grows with t.
+    def _integrals(self, x: Matrix, slope: Matrix, t: Vector) -> Vector:
+        """∫ φ(t)·g(S/a) dt from above, as S grows with t; `x` is at the highest `t`, and moves by `slope`.
 
         Where S is too large for a float, or an exponent was capped, S has no upper bound: there a may be beyond it, too.
         """
         total, left = np.zeros(x.shape[1]), np.arange(x.shape[1])
-        likelihood, ts = self.likelihood, _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]
-        weights = likelihood.weights(x + slope * ts[0])
+        likelihood, weights = self.likelihood, self.likelihood.weights(x)
         largest = likelihood.weights(np.full((len(x), 1), np.inf))
         capped = not (weights < _NOT_CAPPED * largest).all()
-        fall = np.exp(-_STEP * slope)  # of the weights from one t to the next: fewer exponentials
-        for t in ts:
+        slope *= -_STEP
+        fall = np.exp(slope)  # of the weights from one t to the next: fewer exponentials
+        for _ in range(round(2 * _REACH / _STEP)):
             lower, upper = (np.log(bound) for bound in likelihood.bounds(weights))
             upper = np.where(upper < _BEYOND, upper, np.inf)
             if capped:
                 upper[(weights >= _CAPPED * largest).any(axis=0)] = np.inf
-            weight = _STEP * np.exp(-(t[left] ** 2) / 2) / math.sqrt(2 * math.pi)
+            weight = _STEP * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
             total[left] += weight * self._values(lower, upper)
             some = upper + self.columns.rounding > self.epsilon  # values stay 0 where they are
             if not some.any():
                 break
             if some.mean() < 0.8:
-                left, weights, fall = left[some], weights.compress(some, 1), fall.compress(some, 1)
+                left, t, weights, fall = left[some], t[some], weights.compress(some, 1), fall.compress(some, 1)
                 if capped:
                     x, slope = x[:, some], slope[:, some]
+            t = t - _STEP
             if capped:
-                weights = likelihood.weights(x + slope * (t[left] - _STEP))
+                x += slope
+                weights = likelihood.weights(x)
             else:
                 weights *= fall
         return total
