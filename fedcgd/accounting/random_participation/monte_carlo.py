@@ -277,7 +277,8 @@ def _proposed(
                 low = max(low, position)
             elif position <= high:
                 high, enough = position, (x, pilot)
-        if not coarse and -close < excess <= 0:
+        if pilot is not None and not coarse and -close < excess <= pilot.scatter / 4:  # nearer cannot be told
+            enough = x, pilot
             break
         # −log δ is about a power of x, so that its logarithm over log x has about the same slope far away as near.
         depth = math.log(max(-math.log(likely), 0.05) / -math.log(goal))
