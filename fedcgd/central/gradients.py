@@ -80,7 +80,9 @@ class ExampleGradients:
         for i, example in enumerate(zip(*examples, strict=True)):
             leaves = {name: value.clone().requires_grad_() for name, value in trained.items()}
             kept = {name: value.clone() for name, value in {**self._kept(), **self._frozen}.items()}
-            copies = [self._loss_of(leaves, kept, *one) for one in zip(*example, strict=True)]
+            copies = [
+                self._loss_of(leaves, kept, *one) for one in zip(*(part.split(1) for part in example), strict=True)
+            ]
             loss = torch.stack(copies).mean()
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             self._refuse_changed({**kept, **leaves})
@@ -90,12 +92,12 @@ class ExampleGradients:
 
     def _mean_loss(self, trained: Named, kept: Named, *example: Tensor) -> Tensor:
         if len(example[0]) == 1:
-            return self._loss_of(trained, kept, *[part[0] for part in example])
-        in_dims = (None, None, *[0] * len(example))
-        return vmap(self._loss_of, in_dims, randomness="different")(trained, kept, *example).mean()
+            return self._loss_of(trained, kept, *example)
+        in_dims, copies = (None, None, *[0] * len(example)), [part.unsqueeze(1) for part in example]
+        return vmap(self._loss_of, in_dims, randomness="different")(trained, kept, *copies).mean()
 
-    def _loss_of(self, trained: Named, kept: Named, *copy: Tensor) -> Tensor:
-        *inputs, target = (part.unsqueeze(0) for part in copy)
+    def _loss_of(self, trained: Named, kept: Named, *inputs_and_target: Tensor) -> Tensor:
+        *inputs, target = inputs_and_target
         values = {**self._frozen, **kept, **trained}
         placed = {place: values[name] for place, name in self._places.items()}
         tensors: list[dict[str, Any]] = [

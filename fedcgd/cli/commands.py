@@ -35,6 +35,8 @@ class ModelOptions:
         classes: Outputs of a linear model, such as softmax regression; give --features too.
         features: Inputs of the linear model, the bias not counted; examples are scaled to norm 1.
         uncentred: The part that the inputs' mean has of their square norm: 0 if standardised, 0.7 to 0.9 for raw pixels.
+        inputs: In place of the two: inputs of *public* data like the private ones (.npy, a row for each example), to be measured.
+        inputs_are_public: Says that nobody's private data are in --inputs.
         hidden_layers: Of a network that is trained whole: its layers besides the last. With two or more, rates are smaller.
     """
 
@@ -43,6 +45,8 @@ class ModelOptions:
     classes: int | None = None
     features: int | None = None
     uncentred: float = 0.0
+    inputs: Path | None = None
+    inputs_are_public: bool = False
     hidden_layers: int | None = None
 
 
@@ -72,7 +76,8 @@ class PlanOptions(OutputOptions, ProxyOptions, ModelOptions, BudgetOptions):
 
     They are ranked by the loss that theory expects of the last model, on a quadratic: 1 is an untrained model, 0 the best.
 
-    Only public numbers go in, so that the answer costs no privacy. A --spectrum or --proxy of private data would make ε wrong.
+    Only public numbers go in, so that the answer costs no privacy. Private data in --spectrum, --inputs or --proxy would make ε
+    wrong.
 
     Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --participations 20 --classes 10 --features 64 --uncentred 0.9
 

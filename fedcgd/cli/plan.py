@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from numpy.lib.format import open_memmap
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -43,7 +44,7 @@ def plan(asked: PlanOptions) -> None:
         users=asked.users, epsilon=asked.epsilon, delta=asked.delta, secret=tuple(asked.secret or ()),
         participations=asked.participations, max_cohort=asked.max_cohort, max_rounds=asked.max_rounds, buffers=asked.buffers,
         spectrum=_public(asked.spectrum, sure=asked.spectrum_is_public),
-        model=_linear(asked.classes, asked.features, asked.uncentred),
+        model=_linear(asked),
         hidden_layers=asked.hidden_layers,
     )  # fmt: skip
     if asked.proxy is None and (asked.record is not None or asked.repeats != 1 or asked.processes != 1):
@@ -80,16 +81,20 @@ def plan(asked: PlanOptions) -> None:
         show(ranked, question, asked.clip_norm)
 
 
-def _linear(classes: int | None, features: int | None, mean_share: float) -> LinearModel | None:
+def _linear(asked: PlanOptions) -> LinearModel | None:
     """The model of the options, if they describe one."""
-    if classes is None and features is None and not mean_share:
+    classes, features = asked.classes, asked.features
+    if asked.inputs is not None and classes is not None and features is None and not asked.uncentred:
+        _check_public(str(asked.inputs), "--inputs-are-public", asked.inputs_are_public)
+        return LinearModel.of_public_inputs(open_memmap(asked.inputs, mode="r"), classes=classes)
+    if classes is None and features is None and not asked.uncentred and asked.inputs is None:
         return None
-    if classes is None or features is None:
+    if classes is None or features is None or asked.inputs is not None:
         raise ValueError(
-            "a linear model is described by --classes and --features together, and --uncentred is of one: "
-            "give both, or none of the three"
+            "a linear model is described by --classes and --features together, or --classes and --inputs, and --uncentred is of "
+            "one without --inputs: give one of the two pairs, or none of the four"
         )
-    return LinearModel(classes=classes, features=features, mean_share=mean_share)
+    return LinearModel(classes=classes, features=features, mean_share=asked.uncentred)
 
 
 def _public(path: Path | None, *, sure: bool) -> Spectrum | None:

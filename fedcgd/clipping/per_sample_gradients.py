@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedcgd.clipping.flat_models import layout, unflatten
 from fedcgd.clipping.norms import ROUNDING
-from fedcgd.native.vector_kernels import LANES, aligned, kernels
+from fedcgd.native.vector_kernels import aligned, kernels
 from fedcgd.noise.quantisation import Lattice
 
 ExampleLoss = Callable[..., Tensor]
@@ -185,7 +184,7 @@ def add_clipped_rows(
     """
     if total.device.type != "cpu" and sum(map(torch.numel, parts)) < _COPIED:
         parts = [torch.cat([*parts], dim=1)]
-    factors = clip_factors(parts, clip_norm, unit)
+    factors = clip_factors(squared_norms(parts), clip_norm * unit)
     if wanted is not None:
         factors = torch.where(wanted, factors, 0.0)
     scales, begin = factors / (unit * (1.0 if grid is None else grid.step)), 0
@@ -203,25 +202,26 @@ def add_rows(total: Tensor, rows: Tensor, scales: Tensor) -> None:
         _form_for(rows).accumulate(rows, scales, total)
 
 
-def clip_factors(parts: Parts, clip_norm: float, unit: float = 1.0) -> Tensor:
-    """min(1, clip_norm/‖row i / unit‖) of each row, float64; 0 for one that is not finite."""
-    norms = torch.stack([squared_norms(rows) for rows in parts]).sum(dim=0).sqrt() / unit
-    bound = clip_norm * (1 - ROUNDING)
-    # Written out for rows within the norm: torch divides by a reciprocal, and bound · (1 / bound) need not be 1.
-    factors = torch.where(norms > bound, bound / norms, 1.0)
-    return torch.where(norms.isfinite(), factors, 0.0)
+def clip_factors(squares: Tensor, clip_norm: float) -> Tensor:
+    """min(1, clip_norm/√square) for each of `squares`, those of norms, float64; 0 for one that is not finite."""
+    # In this order, so that a quotient is rounded once: 1 for a norm at the bound, as for what is within it.
+    factors = torch.full_like(squares, clip_norm * (1 - ROUNDING)).div_(squares.sqrt())
+    return factors.clamp_(max=1.0).nan_to_num_(nan=0.0)
 
 
-def squared_norms(rows: Tensor) -> Tensor:
-    """Σ_j rows[i, j]², float64, shape (m,), off by at most 2⁻²⁷ of itself."""
-    return _form_for(rows).squares(rows)
+def squared_norms(parts: Parts) -> Tensor:
+    """Σ_j rows[i, j]² over all parts, float64, shape (m,), off by at most 2⁻²⁷ of itself."""
+    sums = torch.zeros(len(parts[0]), dtype=torch.float64, device=parts[0].device)
+    for rows in parts:
+        _form_for(rows).squares(rows, sums)
+    return sums
 
 
 class RowPasses(NamedTuple):
     """What rows are read for, twice: they may be larger than everything else in memory."""
 
-    squares: Callable[[Tensor], Tensor]
-    """rows → Σ_j rows[i, j]², float64."""
+    squares: Callable[[Tensor, Tensor], object]
+    """(rows, sums): sums[i] += Σ_j rows[i, j]², float64."""
     accumulate: Callable[[Tensor, Tensor, Tensor], None]
     """(rows, factors, total): total += Σ_i rows[i]·factors[i], each rounded towards zero; rows of factor 0 do not count."""
 
@@ -233,10 +233,8 @@ def _form_for(rows: Tensor) -> RowPasses:
     return _BY_MACHINE_CODE if rows.dtype == torch.float32 else _BY_TORCH
 
 
-def _squares(rows: Tensor) -> Tensor:
-    lanes = np.zeros((len(rows), LANES))
-    kernels().squares(aligned(rows.numpy()), lanes)
-    return torch.from_numpy(lanes.sum(axis=1))
+def _squares(rows: Tensor, sums: Tensor) -> None:
+    kernels().squares(aligned(rows.numpy()), sums.numpy())
 
 
 def _accumulate(rows: Tensor, factors: Tensor, total: Tensor) -> None:
@@ -248,7 +246,7 @@ def _accumulate_by_torch(rows: Tensor, factors: Tensor, total: Tensor) -> None:
 
 
 _BY_MACHINE_CODE = RowPasses(_squares, _accumulate)
-_BY_TORCH = RowPasses(lambda rows: rows.double().square().sum(dim=1), _accumulate_by_torch)
+_BY_TORCH = RowPasses(lambda rows, sums: sums.add_(rows.double().square().sum(dim=1)), _accumulate_by_torch)
 
 
 @cache
@@ -257,13 +255,15 @@ def _on_gpu(device: torch.device) -> RowPasses:
     try:
         from fedcgd.clipping.gpu_code import accumulate, squares
 
-        found = RowPasses(squares, accumulate)
+        found = RowPasses(lambda rows, sums: sums.add_(squares(rows)), accumulate)
         rows = torch.sin(torch.arange(5 * 2077, device=device, dtype=torch.float32)).view(5, -1)
         rows[3, 7], factors = torch.nan, torch.tensor([0.1, 1e9, 3.7e4, 0.0, 1.0], dtype=torch.float64, device=device)
         totals = [torch.arange(2077, device=device) for _ in range(2)]
-        for form, total in zip((found, _BY_TORCH), totals, strict=True):
+        sums = [torch.ones(3, dtype=torch.float64, device=device) for _ in range(2)]
+        for form, total, of_rows in zip((found, _BY_TORCH), totals, sums, strict=True):
             form.accumulate(rows, factors, total)
-        close = torch.allclose(squares(rows[:3]), _BY_TORCH.squares(rows[:3]), rtol=1e-12)
+            form.squares(rows[:3], of_rows)
+        close = torch.allclose(sums[0], sums[1], rtol=1e-12)
         return found if close and torch.equal(*totals) else _BY_TORCH
     except Exception:  # whatever a compiler can raise for a device that it does not know; noise's `gpu_kernels` warns
         return _BY_TORCH

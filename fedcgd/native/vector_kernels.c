@@ -27,12 +27,17 @@ void difference(const float *restrict x, const float *restrict y, int64_t size, 
     SUM_TO_LANES(size, (double)x[i] - (double)y[i])
 }
 
-void squares(const float *restrict rows, int64_t count, int64_t size, double *restrict all)
+void squares(const float *restrict rows, int64_t count, int64_t size, double *restrict sums)
 {
+    double lanes[LANES];
     for (int64_t row = 0; row < count; row++) {
         const float *restrict x = rows + row * size;
-        double *restrict lanes = all + row * LANES;
+        clear(lanes);
         SUM_TO_LANES(size, (double)x[i])
+        for (int half = LANES / 2; half > 0; half /= 2)
+            for (int j = 0; j < half; j++)
+                lanes[j] += lanes[half + j];
+        sums[row] += lanes[0];
     }
 }
 

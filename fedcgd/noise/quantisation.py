@@ -194,8 +194,8 @@ def keyed_noise(
             f"noise of standard deviation {stddev} with weights {[weight for _, _, weight in terms]} must be finite and below "
             f"2⁵⁰ steps of {lattice.step}; take larger steps"
         )
-    keys = np.stack([key_words(stream.key_of(round, nonce)) for round, nonce, _ in terms])
-    return keys, weights, dither_key(stream, terms[0])
+    keys = key_words(b"".join([stream.key_of(round, nonce) for round, nonce, _ in terms]))
+    return keys.reshape(-1, 8), weights, dither_key(stream, terms[0])
 
 
 def add_values(

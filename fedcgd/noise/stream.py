@@ -140,7 +140,7 @@ class NoiseStream:
 
 
 def key_words(key: bytes) -> NDArray[np.uint32]:
-    """A key as ChaCha20 takes it, shape (8,)."""
+    """Keys as ChaCha20 takes them, one after the other, shape (8,) for each."""
     return np.frombuffer(key, "<u4").astype(np.uint32)
 
 

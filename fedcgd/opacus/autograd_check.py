@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcgd.opacus.clipped_sum import Rows, norms_of
+from fedcgd.opacus.clipped_sum import Rows, squares_of
 
 _ROUNDING = 0.01, 0.001  # relative to the gradients for this parameter, and for all
 _ROUNDING_OF_HALVES = 0.1, 0.05
@@ -55,7 +55,7 @@ class AutogradCheck:
                         total += share.float() @ row.float()
                     else:
                         row.add_to(total, share)
-                    size += float(share.dot(norms_of(row)))
+                    size += float(share.dot(squares_of(row).sqrt()))
             off.append(float(total.norm()))
             sizes.append(size)
         odd = beyond_rounding(off, sizes, halves)

@@ -19,6 +19,7 @@ times the norm. For m examples of length T the sum has k ≤ 4096 + m·T/4096 + 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -56,10 +57,10 @@ class SparseGradients:
         """In which type gradients were made."""
         return self.values.dtype
 
-    def norms(self) -> Tensor:
-        """Shape (examples,), float64; not finite where a row is not."""
+    def squares(self) -> Tensor:
+        """Of the norms of the rows, shape (examples,), float64; not finite where a row is not."""
         squares = self.values.double().square().sum(dim=1)
-        return squares.new_zeros(self.examples).index_add_(0, self.example, squares).sqrt()
+        return squares.new_zeros(self.examples).index_add_(0, self.example, squares)
 
     def add_to(self, total: Tensor, scales: Tensor) -> None:
         """As `per_sample_gradients.add_rows`."""
@@ -83,27 +84,38 @@ class FactoredGradients:
         """In which type factors were made."""
         return self.b.dtype
 
-    def norms(self) -> Tensor:
-        """Bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64."""
+    def squares(self) -> Tensor:
+        """Of bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64."""
         length = self.b.shape[1]
+        b_norms = torch.linalg.vector_norm(self.b, dim=2, dtype=torch.float64)
+        terms: Tensor = (b_norms * torch.linalg.vector_norm(self.a, dim=2, dtype=torch.float64)).sum(dim=1).square()
+        if length == 1:
+            return terms
         few = max(1, _NUMBERS_AT_ONCE // (length * max(length, self.b.shape[2] + self.a.shape[2])))
-        found = []
+        gram = []
         for b, a in zip(torch.split(self.b.double(), few), torch.split(self.a.double(), few), strict=True):
-            gram = (torch.bmm(b, b.mT) * torch.bmm(a, a.mT)).sum((1, 2)).clamp(min=0)
-            found.append((gram + _GRAM_FLOOR * _terms(b, a).sum(1) ** 2).sqrt())
-        return torch.cat(found)
+            gram.append((torch.bmm(b, b.mT) * torch.bmm(a, a.mT)).sum((1, 2)).clamp(min=0))
+        return torch.cat(gram).add_(terms, alpha=_GRAM_FLOOR)
 
     def add_to(self, total: Tensor, scales: Tensor) -> None:
-        """total += Σ_i scales[i]·row i, rounded to the nearest once if it is int64; rows of scale 0 do not count."""
-        counted = scales > 0  # 0·NaN is NaN: a factor of zero is not enough
-        b, a = self.b[counted], self.a[counted]
-        check_size(len(b), b.shape[1])
-        scaled = (b.double() * scales[counted, None, None]).flatten(0, 1)
-        sums = scaled.new_zeros(b.shape[2], a.shape[2])
+        """total += Σ_i scales[i]·row i, rounded to the nearest once if it is int64; rows of scale 0 do not count.
+
+        Raises:
+            ValueError: for more examples, of sequences, than `MARGIN` covers.
+        """
+        examples, length = self.b.shape[:2]
+        additions = _ROWS_AT_ONCE + examples * length // _ROWS_AT_ONCE + examples
+        if examples > _MOST_EXAMPLES or (length > 1 and examples * additions > _MOST_TERMS):
+            raise ValueError(
+                f"a batch may have {_MOST_EXAMPLES} examples, and with ghost clipping of sequences about 8000: in larger sums "
+                "rounding could exceed the clip norm; take more and smaller batches"
+            )
+        scaled = (self.b.double() * scales[:, None, None]).flatten(0, 1)
+        sums = scaled.new_zeros(self.b.shape[2], self.a.shape[2])
         for left, right in zip(
-            torch.split(scaled, _ROWS_AT_ONCE), torch.split(a.flatten(0, 1), _ROWS_AT_ONCE), strict=True
-        ):
-            sums.addmm_(left.T, right.double())
+            torch.split(scaled, _ROWS_AT_ONCE), torch.split(self.a.flatten(0, 1), _ROWS_AT_ONCE), strict=True
+        ):  # 0·NaN is NaN: a factor of zero is not enough
+            sums.addmm_(left.nan_to_num(0, 0, 0).T, right.nan_to_num(0, 0, 0).double())
         total += sums.flatten() if total.is_floating_point() else sums.flatten().round_().to(torch.int64)
 
 
@@ -111,22 +123,9 @@ Rows = Tensor | SparseGradients | FactoredGradients
 """The gradients of some examples for one parameter; a tensor has shape (examples, size of the parameter)."""
 
 
-def _terms(b: Tensor, a: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(b.double(), dim=2) * torch.linalg.vector_norm(a.double(), dim=2)
-    return norms
-
-
-def norms_of(rows: Rows) -> Tensor:
-    """Norms of the gradients, shape (examples,), float64."""
-    return squared_norms(rows).sqrt() if isinstance(rows, Tensor) else rows.norms()
-
-
-def add_to(total: Tensor, rows: Rows, scales: Tensor) -> None:
-    """total += Σ_i scales[i]·row i in place; rows of scale 0 do not count."""
-    if isinstance(rows, Tensor):
-        add_rows(total, rows, scales)
-    else:
-        rows.add_to(total, scales)
+def squares_of(rows: Rows) -> Tensor:
+    """Squares of the norms of the gradients, shape (examples,), float64."""
+    return squared_norms([rows]) if isinstance(rows, Tensor) else rows.squares()
 
 
 def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float, grid: Lattice | None) -> None:
@@ -140,10 +139,13 @@ def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float
         clip_norm: ζ, of all parameters together.
         grid: what totals are in steps of; None without noise.
     """
-    parts = [one if isinstance(one, Tensor) else one.norms()[:, None] for one in rows]
-    scales = clip_factors(parts, clip_norm * (1 - MARGIN)) / (1.0 if grid is None else grid.step)
+    squares = reduce(torch.add, map(squares_of, rows))
+    scales = clip_factors(squares, clip_norm * (1 - MARGIN)) / (1.0 if grid is None else grid.step)
     for total, one in zip(totals, rows, strict=True):
-        add_to(total, one, scales)
+        if isinstance(one, Tensor):
+            add_rows(total, one, scales)
+        else:
+            one.add_to(total, scales)
 
 
 def passes_of(parameter: Any) -> list[Rows]:
@@ -162,7 +164,7 @@ def check_passes(
     Raises:
         RuntimeError: if there are other numbers of rows for some parameters than for others, or no multiple of `copies`.
     """
-    counts = [len(row) for row in rows]
+    counts = [*map(len, rows)]
     examples = max(counts)
     if min(counts) != examples:
         odd = {p for p, count in zip(parameters, counts, strict=True) if count != examples}
@@ -183,13 +185,3 @@ def check_passes(
     return [
         row.view(-1, copies, row.shape[1]).mean(1) for row in rows if isinstance(row, Tensor)
     ]  # short forms have none
-
-
-def check_size(examples: int, length: int) -> None:
-    """Raise ValueError unless the sum over `examples` examples, of sequences of at most `length`, is within `MARGIN`."""
-    additions = _ROWS_AT_ONCE + examples * length // _ROWS_AT_ONCE + examples
-    if examples > _MOST_EXAMPLES or (length > 1 and examples * additions > _MOST_TERMS):
-        raise ValueError(
-            f"a batch may have {_MOST_EXAMPLES} examples, and with ghost clipping of sequences about 8000: in larger sums "
-            "rounding could exceed the clip norm; take more and smaller batches"
-        )

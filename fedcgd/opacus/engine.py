@@ -234,8 +234,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             poisson_sampling: as in Opacus.
             clipping: "flat".
             noise_generator: seeds a simulation, for tests.
-            grad_sample_mode: "hooks", "functorch" or "ghost"; with the last one linear and embedding layers make no
-                per-sample gradients, and the criterion is returned too.
+            grad_sample_mode: "hooks", "functorch" or "ghost"; with the last one linear layers make no per-sample gradients on
+                sequences either, and the criterion is returned too.
             wrap_model: as in Opacus.
             rand_on_empty: False.
             accumulation_steps: in how many batches of the loader a round's batch comes; it is released once, after the last. Of

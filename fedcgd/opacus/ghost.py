@@ -1,7 +1,7 @@
 """Per-example gradients of embedding layers, and of linear ones, kept as their factors: "ghost clipping" with one backward pass.
 
 A table of embeddings has a gradient in those rows that an example looked up, and zeros, which are most of it, elsewhere. So the
-rows alone are kept, also where linear layers keep their gradients.
+rows alone are kept, and the factors of linear layers without sequences, also where sequences keep their gradients.
 
 Opacus' own ghost clipping takes norms in a first backward pass and sums in a second one, which multiplies the losses. What it
 adds is not what it measured (another criterion, other rounding, parameters that were frozen before), and one NaN spoils the sum.
@@ -9,6 +9,7 @@ Here both come from the same factors.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,14 +27,17 @@ Sampler = Callable[[Any, list[Tensor], Tensor], dict[Any, Any]]
 MODES = ("hooks", "functorch", "ghost")
 
 
-def _linear(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Any, Rows]:
+def _linear(
+    layer: nn.Linear, activations: list[Tensor], backprops: Tensor, *, sequences: bool = True
+) -> dict[Any, Rows]:
+    """Factors, whether or not of `sequences`; of those only where the gradients are larger."""
     examples, inputs, outputs = len(backprops), layer.in_features, layer.out_features
     length = max(1, backprops.numel() // max(1, examples * outputs))
     a, b = (
         activations[0].to(backprops.dtype).reshape(examples, length, inputs),
         backprops.reshape(examples, length, outputs),
     )
-    small = length > 1 and inputs * outputs <= length * (inputs + outputs)
+    small = length > 1 and (not sequences or inputs * outputs <= length * (inputs + outputs))
     rows: dict[Any, Rows] = {layer.weight: torch.bmm(b.mT, a) if small else FactoredGradients(b, a)}
     if layer.bias is not None:
         rows[layer.bias] = b.sum(1)
@@ -54,7 +58,7 @@ def _embedding(layer: nn.Embedding, activations: list[Tensor], backprops: Tensor
 
 
 _SHORT_FORMS: dict[str, dict[Any, Sampler]] = {
-    "hooks": {nn.Embedding: _embedding},
+    "hooks": {nn.Linear: partial(_linear, sequences=False), nn.Embedding: _embedding},
     "functorch": {},
     "ghost": {nn.Linear: _linear, nn.Embedding: _embedding},
 }

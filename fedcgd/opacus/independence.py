@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import default_collate
 
-from fedcgd.opacus.clipped_sum import norms_of, passes_of
+from fedcgd.opacus.clipped_sum import passes_of, squares_of
 from fedcgd.opacus.ghost import remove_sample_hooks, with_sample_gradients
 
 Call = Callable[[nn.Module, Any], Any]
@@ -155,7 +155,8 @@ class IndependenceProbe:
         mode: str = "hooks",
         rows: int | None = None,
     ) -> None:
-        self._module, self._call, self._dim = module, call, batch_dim
+        self._module = copy_apart(module)  # without hooks, which take longer to copy than a small model
+        self._call, self._dim = call, batch_dim
         self._mode = mode
         self._batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, batch)
         sizes = [t.shape[batch_dim] for t in tensors_of(batch) if t.dim() > batch_dim]
@@ -337,7 +338,7 @@ class IndependenceProbe:
                 raise
             found = [] if hooks is None else self._gradients(module, outputs, replaced)
             made = [(name, one) for name, one in found if len(one) == self._rows]  # others the step refuses
-            norms = [norms_of(one)[:, None] for _, one in made]
+            norms = [squares_of(one).sqrt()[:, None] for _, one in made]
         for p in module.parameters():  # hooks hold the copy in a circle: the collector would find it late
             vars(p).clear()
             p.grad = None

@@ -158,12 +158,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _take_passes(self, pending: PendingRound) -> list[list[GradientRows]]:
         """For each trained parameter its per-sample gradients, one entry for each backward pass. They are forgotten with this."""
-        passes = [passes_of(p) for p in self._trained]
-        half = [p for p in self._trained if p._forward_counter]
+        passes = [*map(passes_of, self._trained)]
         for p in self._trained:
             p.grad_sample = None
         counts = [*map(len, passes)]
         if min(counts) != max(counts) or (not counts[0] and pending.clipped < pending.examples):
+            half = [p for p in self._trained if p._forward_counter]
             raise StepError("no gradients", _why_there_are_none(self._module, half, any(passes)))
         return passes
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.planning.rules import RULES
@@ -21,14 +22,18 @@ class LinearModel:
         features: how many inputs.
         mean_share: the part that the inputs' mean has of their square norm: 0 after standardising, 0.7 to 0.9 for raw pixels.
             `private_mean` finds it of private inputs, within the budget.
+        shares: the part that each direction has of the inputs' square norm about their mean, the largest first; default: 1/i of
+            the first for the i-th. `of_public_inputs` measures it.
 
     Raises:
-        ValueError: for fewer than two classes, no feature, and a share that is not in [0, 1).
+        ValueError: for fewer than two classes, no feature, a mean_share that is not in [0, 1), and shares that are not one for
+            each feature.
     """
 
     classes: int
     features: int
     mean_share: float = 0.0
+    shares: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("classes", 2), ("features", 1)):
@@ -39,6 +44,32 @@ class LinearModel:
             raise ValueError(
                 f"mean_share must be at least 0 and below 1, got {self.mean_share}: 0 for standardised inputs, 0.7 for pixels"
             )
+        if self.shares is not None and len(self.shares) != self.features:
+            raise ValueError(f"shares must be one for each of the {self.features} features, got {len(self.shares)}")
+
+    @staticmethod
+    def of_public_inputs(inputs: ArrayLike, *, classes: int) -> "LinearModel":
+        """That of inputs like these, which must be nobody's private data: their mean and their directions are looked at.
+
+        Args:
+            inputs: shape (examples, features), scaled here to norm 1; a thousand tell the first hundred directions.
+            classes: how many outputs.
+
+        Raises:
+            ValueError: for another shape, fewer than two examples, numbers that are not finite, and inputs that are all alike.
+        """
+        rows = np.asarray(inputs, np.float64)
+        if rows.ndim != 2 or len(rows) < 2 or not np.isfinite(rows).all():
+            raise ValueError(
+                f"public inputs must be finite numbers of shape (examples, features), two examples at least, got {rows.shape}"
+            )
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
+        rows = rows - rows.mean(0)
+        within = np.linalg.eigvalsh(rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows)[::-1].clip(min=0)
+        shares = np.zeros(rows.shape[1])
+        shares[: len(within)] = within / max(within.sum(), np.finfo(float).tiny)
+        mean_share = 1 - float(within.sum()) / len(rows)
+        return LinearModel(classes=classes, features=len(shares), mean_share=mean_share, shares=tuple(shares.tolist()))
 
 
 @dataclass(frozen=True)
@@ -68,6 +99,8 @@ class Landscape:
         middle, counts = _directions(model.features)
         energy, decay = _LAWS.linear_energy
         inputs, energies = middle**-_LAWS.input_decay, middle**-decay
+        if model.shares is not None:
+            inputs = np.add.reduceat(model.shares, np.cumsum(counts.astype(int)) - counts.astype(int)) / counts
         shared, others = model.mean_share, model.classes - 1
         clipped = 1 / math.sqrt(2 * others / model.classes)
         own = (1 - shared) * inputs / (inputs @ counts)

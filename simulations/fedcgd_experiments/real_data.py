@@ -1,7 +1,9 @@
 """CIFAR-10 and IMDB on one GPU, in minutes: networks at a paper's values, linear models on features, the planner's recipes.
 
-    python -m fedcgd_experiments.real_data prepare sheet.json                    every σ, and every plan: on a CPU, once
+    python -m fedcgd_experiments.real_data public PICTURES DATA                  for plans from public inputs: `public_pictures`
+    python -m fedcgd_experiments.real_data prepare sheet.json --public DATA      every σ, and every plan: on a CPU, once
     python -m fedcgd_experiments.real_data run sheet.json rows.jsonl --data-dir DATA --minutes 9
+    python -m fedcgd_experiments.real_data run sheet.json rows.jsonl --data-dir DATA --device cpu --linear minilm     one set
     python -m fedcgd_experiments.real_data lambdas rows.jsonl --data-dir DATA         Figures 2 and 3, linear: on a CPU, minutes
 
 Many models at once (`stacked_cnn`, `batched_descent`), with the noise of each mechanism at its σ from a seeded generator: no
@@ -18,6 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import numpy as np
 import torch
 from scipy.linalg import toeplitz
@@ -29,9 +32,10 @@ from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments import stacked_cnn
 from fedcgd_experiments.batched_descent import Labelled, Rounds, Run, accuracies
+from fedcgd_experiments.public_pictures import read, things_on_photographs
 from fedcgd_experiments.runner import Deadline, PausedError, within
 from fedcgd_experiments.stacked_cnn import Copy, Trainable
-from fedcgd_simulations import scattering
+from fedcgd_simulations import minilm, scattering
 from fedcgd_simulations.commands import group_of
 from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.task import Data, Examples, seeded
@@ -165,10 +169,13 @@ SETS = (
     *(("cifar10", 45_000, features, 10) for features in (4800, 15_552, 1200, 300)),
     *(("cifar10", 20_000, features, 10) for features in (4800, 1200, 300)),
     ("imdb", 22_500, imdb.SIZES.features, 2),
+    ("minilm", 22_500, minilm.WIDTH, 2),
 )
 """Of linear models: data, examples, features and classes."""
-PLAN = "plan, without amplification"
-"""The label of the planner's recipe."""
+TEXTS = {"imdb": "softmax", "minilm": "minilm"}
+"""The model of the task whose inputs a set of reviews has."""
+PLAN, PUBLIC = "plan, without amplification", "plan from public inputs"
+"""The labels of the planner's recipes: from four numbers; and with inputs of public pictures for the number of features."""
 
 
 def noise_key(recipe: Recipe, epsilon: float) -> str:
@@ -176,8 +183,24 @@ def noise_key(recipe: Recipe, epsilon: float) -> str:
     return json.dumps([epsilon, *(value for name, value in asdict(recipe).items() if name != "users")])
 
 
-def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to write, or to complete")]) -> None:
-    """σ and C⁻¹ of all that is trained, and all plans: nothing of it needs data."""
+def public_command(
+    pictures: Annotated[Path, Argument(help="folder of stamps and photographs")],
+    data: Annotated[Path, Argument(help="folder for public-FEATURES.npy")],
+    count: int = 4000,
+) -> None:
+    """Scattering features of public pictures (`public_pictures`), as many as CIFAR-10's."""
+    made = things_on_photographs(*read(pictures), np.random.default_rng(0))
+    pixels = np.stack([np.asarray(next(made)).transpose(2, 0, 1) for _ in range(count)])
+    four, eight = (cifar10.inputs(pixels, angles) for angles in (4, 8))
+    for features in (four, pooled(four, 4, 1200), pooled(four, 4, 300), eight):
+        np.save(data / f"public-{features.shape[1]}.npy", features.numpy())
+
+
+def prepare_command(
+    sheet: Annotated[Path, Argument(help="a file of JSON to write, or to complete")],
+    public: Annotated[Path | None, Option(help="folder of public-FEATURES.npy, for plans from public inputs")] = None,
+) -> None:
+    """σ and C⁻¹ of all that is trained, and all plans: nothing of it needs private data."""
     from fedcgd.planning import planner
     from fedcgd.planning.landscape import LinearModel
     from fedcgd.planning.problem import PlanningProblem
@@ -200,18 +223,22 @@ def prepare_command(sheet: Annotated[Path, Argument(help="a file of JSON to writ
     for recipe, epsilon in wanted:
         keep(recipe, epsilon)
         sheet.write_text(json.dumps(made))
-    for (name, users, features, classes), epsilon in product(SETS, EXAM.epsilons):
-        key = plan_key(name, users, features, epsilon)
-        if key not in made["plans"]:
-            model = LinearModel(classes=classes, features=features)
-            question = PlanningProblem(
-                users=users, epsilon=epsilon, delta=EXAM.delta, participations=EXAM.participations, model=model
-            )
-            best = planner.plan_recipes(question)[0]
-            keep(best.recipe, epsilon)
-            made["plans"][key] = {"recipe": asdict(best.recipe), "rate": best.outcome.learning_rate}
-            sheet.write_text(json.dumps(made))
-            print(key, made["plans"][key], flush=True)
+    for name, users, features, classes in SETS:
+        models = {PLAN: LinearModel(classes=classes, features=features)}
+        if public is not None and name == "cifar10":
+            inputs = np.load(public / f"public-{features}.npy")
+            models[PUBLIC] = LinearModel.of_public_inputs(inputs, classes=classes)
+        for (label, model), epsilon in product(models.items(), EXAM.epsilons):
+            key = plan_key(label, (name, users, features), epsilon)
+            if key not in made["plans"]:
+                question = PlanningProblem(
+                    users=users, epsilon=epsilon, delta=EXAM.delta, participations=EXAM.participations, model=model
+                )
+                best = planner.plan_recipes(question)[0]
+                keep(best.recipe, epsilon)
+                made["plans"][key] = {"recipe": asdict(best.recipe), "rate": best.outcome.learning_rate}
+                sheet.write_text(json.dumps(made))
+                print(key, made["plans"][key], flush=True)
 
 
 def noise_row(recipe: Recipe, epsilon: float) -> dict[str, Any]:
@@ -223,9 +250,9 @@ def noise_row(recipe: Recipe, epsilon: float) -> dict[str, Any]:
     return {"sigma": sigma, "column": np.trim_zeros(inverse[:, 0], "b").tolist()}
 
 
-def plan_key(name: str, users: int, features: int, epsilon: float) -> str:
-    """What a plan of a set is kept under."""
-    return json.dumps([name, users, features, epsilon])
+def plan_key(label: str, cell: tuple[str, int, int], epsilon: float) -> str:
+    """What a plan of a set (data, examples, features) is kept under."""
+    return json.dumps([label, *cell, epsilon])
 
 
 @dataclass(frozen=True)
@@ -337,20 +364,24 @@ def pace(bench: Bench, copies: Sequence[Copy]) -> Callable[[int], None]:
     return after
 
 
-def feature_sets(bench: Bench, done: set[tuple[Any, ...]]) -> Iterator[tuple[str, int, int, Labelled]]:
-    """(data, examples, features, what is trained on and looked at) of each set that is not `done`."""
-    pictures = cifar10.load(bench.data_dir)
+def feature_sets(
+    bench: Bench, sheet: Sheet, names: Sequence[str], done: set[tuple[Any, ...]]
+) -> Iterator[tuple[str, int, int, Labelled]]:
+    """(data, examples, features, what is trained on and looked at) of each set of these data that is not `done`."""
 
     @cache
     def scattered(angles: int) -> list[tuple[Tensor, Tensor]]:
+        pictures = cifar10.load(bench.data_dir)
         parts = (bench.part(part, 45_000) for part in (pictures.train, pictures.validation, pictures.test))
         return [(scattering.features(inputs, angles), labels) for inputs, labels in parts]
 
     for name, users, features, classes in SETS:
-        if all((name, users, features, label) in done for label in (*ARMS, PLAN)):
+        cell = name, users, features
+        planned = [label for label in (PLAN, PUBLIC) if plan_key(label, cell, EXAM.epsilons[0]) in sheet.plans]
+        if name not in names or all((*cell, label) in done for label in (*ARMS, *planned)):
             continue
-        if name == "imdb":
-            data = imdb.load("softmax", bench.data_dir)
+        if name != "cifar10":
+            data = imdb.load(TEXTS[name], bench.data_dir)
             parts = [bench.part(part, users) for part in (data.train, data.validation, data.test)]
         else:
             angles = 8 if features == 15_552 else 4
@@ -396,10 +427,10 @@ def linear(
             best[label, epsilon] = place
     tries = [candidates[place] for place in best.values()]
     validation: list[float | None] = [float(found[place]) for place in best.values()]
-    for epsilon in EXAM.epsilons:
-        plan = sheet.plans.get(plan_key(*cell, epsilon))
-        if plan and (*cell, PLAN) not in done:
-            tries.append((PLAN, Recipe(**plan["recipe"]), epsilon, plan["rate"]))
+    for label, epsilon in product((PLAN, PUBLIC), EXAM.epsilons):
+        plan = sheet.plans.get(plan_key(label, cell, epsilon))
+        if plan and (*cell, label) not in done:
+            tries.append((label, Recipe(**plan["recipe"]), epsilon, plan["rate"]))
             validation.append(None)
     tests = trained(bench, sheet, data, tries, EXAM.tests)[:, :, 1].round(4).tolist()
     seconds = round((time.monotonic() - started) / (len(candidates) + len(tries) * len(EXAM.tests)), 3)
@@ -450,13 +481,19 @@ def run_command(
     device: str = "cuda",
     examples: Annotated[int, Option(help="the most of each part of the data; fewer to try this out")] = 45_000,
     rounds: Annotated[int, Option(help="the most of each training; fewer to try this out")] = 10**6,
+    linear: Annotated[
+        str | None, Option(type=click.Choice(["cifar10", *TEXTS]), help="linear models on these alone")
+    ] = None,
 ) -> None:
-    """Train everything, the most important first, until time is up; what fails is said, and the rest goes on."""
+    """Train everything, the most important first, until time is up; what fails is said, and the rest goes on.
+
+    MiniLM's features take an hour of a core, so they are had by `--linear minilm` alone.
+    """
     torch.backends.cuda.matmul.allow_tf32 = True
     late, first = within(minutes), within(minutes * share)
     bench = Bench(device, data_dir, examples, rounds, first, late)
     prepared = Sheet(**json.loads(sheet.read_text()))
-    data = cifar10.load(data_dir)
+    data = cifar10.load(data_dir) if linear is None else None
 
     def rows() -> list[Row]:
         return [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
@@ -472,6 +509,8 @@ def run_command(
         print(f"{step}: {time.monotonic() - started:.0f} seconds", flush=True)
 
     def networks_of(step: str, nets: Sequence[Net]) -> None:
+        if data is None:
+            return
         done = [{name: row.get(name) for name in Net.__dataclass_fields__} for row in rows()]
         missing = [one for one in nets if asdict(one) not in done]
         for count in dict.fromkeys(one.recipe.rounds for one in missing):
@@ -484,7 +523,10 @@ def run_command(
     write(
         "features",
         linear_rows(
-            bench, prepared, {tuple(row.get(each) for each in ("set", "users", "features", "label")) for row in rows()}
+            bench,
+            prepared,
+            ("cifar10", "imdb") if linear is None else (linear,),
+            {tuple(row.get(each) for each in ("set", "users", "features", "label")) for row in rows()},
         ),
     )
     for place, nets in waiting:
@@ -538,9 +580,9 @@ def lambdas_command(
             print(json.dumps(row), file=file, flush=True)
 
 
-def linear_rows(bench: Bench, sheet: Sheet, done: set[tuple[Any, ...]]) -> Iterator[Row]:
-    """The rows of each set that is not `done`."""
-    for name, users, features, data in feature_sets(bench, done):
+def linear_rows(bench: Bench, sheet: Sheet, names: Sequence[str], done: set[tuple[Any, ...]]) -> Iterator[Row]:
+    """The rows of each set of these data that is not `done`."""
+    for name, users, features, data in feature_sets(bench, sheet, names, done):
         if bench.late():
             raise PausedError(f"before {name}, {users} × {features}")
         started = time.monotonic()
@@ -549,7 +591,13 @@ def linear_rows(bench: Bench, sheet: Sheet, done: set[tuple[Any, ...]]) -> Itera
 
 
 app = group_of(
-    {"prepare": prepare_command, "texts": texts_command, "run": run_command, "lambdas": lambdas_command},
+    {
+        "public": public_command,
+        "prepare": prepare_command,
+        "texts": texts_command,
+        "run": run_command,
+        "lambdas": lambdas_command,
+    },
     help=__doc__ or "",
 )
 

@@ -18,7 +18,7 @@ UNAMPLIFIED = (
     "DP-SGD, full batch",
 )
 """Arms that keep nothing secret."""
-POISSON, PLAN = "DP-SGD, Poisson", "plan, without amplification"
+POISSON, PLAN, PUBLIC = "DP-SGD, Poisson", "plan, without amplification", "plan from public inputs"
 NETWORKS = {
     ("poisson", "dp-sgd"): "DP-SGD, Poisson, constant rate",
     ("balls-in-bins", "lambda-cgd"): "λ-CGD, Balls-in-Bins, constant rate",
@@ -55,11 +55,14 @@ def best_tuned(by_label: Mapping[str, Mapping[float, Sequence[float]]], epsilon:
     return max(fmean(by_label[label][epsilon]) for label in UNAMPLIFIED)
 
 
-def behind(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, float]]:
-    """(set, ε) → by how many points the plan is behind the best tuned without amplification, and behind tuned Poisson."""
+def behind(rows: Sequence[Row], *, public: bool) -> dict[tuple[str, float], tuple[float, float]]:
+    """(set, ε) → by how many points the plan is behind the best tuned without amplification, and behind tuned Poisson.
+
+    With `public` that from public inputs, where there are such for a set.
+    """
     found = {}
     for name, by_label in cells(rows).items():
-        for epsilon, plan in by_label[PLAN].items():
+        for epsilon, plan in by_label[PUBLIC if public and PUBLIC in by_label else PLAN].items():
             mine = fmean(plan)
             found[name, epsilon] = best_tuned(by_label, epsilon) - mine, fmean(by_label[POISSON][epsilon]) - mine
     return found

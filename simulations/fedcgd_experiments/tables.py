@@ -218,17 +218,22 @@ def exam(results: Path, name: str) -> str:
     by_label = real_tables.cells(real_tables.rows_of(results))[name]
     poisson = by_label[real_tables.POISSON]
     lines = [[label, *map(spread_of_percent, by.values())] for label, by in by_label.items()]
-    for label in (real_tables.UNAMPLIFIED[0], real_tables.PLAN):
-        own = by_label[label]
+    for label in (real_tables.UNAMPLIFIED[0], real_tables.PLAN, real_tables.PUBLIC):
+        own = by_label.get(label)
+        if own is None:
+            continue
         lines.append(
             [f"{label} − {real_tables.POISSON}", *(real_tables.difference(own[e], poisson[e]) for e in poisson)]
         )
     return markdown(["", *(f"ε = {epsilon:g}" for epsilon in poisson)], lines)
 
 
-def planned(results: Path, _: str) -> str:
-    """By how many points the plan is behind the best tuned without amplification / behind tuned Poisson sampling; how often."""
-    lost = real_tables.behind(real_tables.rows_of(results))
+def planned(results: Path, inputs: str) -> str:
+    """By how many points the plan is behind the best tuned without amplification / behind tuned Poisson sampling; how often.
+
+    `inputs` is `public` for plans from public inputs.
+    """
+    lost = real_tables.behind(real_tables.rows_of(results), public=inputs == "public")
     budgets = sorted({epsilon for _, epsilon in lost})
     lines = [
         [name, *(f"{lost[name, e][0]:+.1f} / {lost[name, e][1]:+.1f}" for e in budgets)]

@@ -103,6 +103,7 @@ def inputs_of(shape=FLAT):
 @pytest.mark.parametrize("what", MIXING)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_that_mixes_rows_is_refused(mode, what, monkeypatch):
+    np.random.seed(0)  # of some orders, one in forty, nothing is seen: the replaced rows are where they were
     shape, layers, way = MIXING[what]
     data = TensorDataset(inputs_of(shape), torch.arange(SIZE) % 3)
     run = Run(monkeypatch, data=data, batch=SIZE, model=Mixing(way, layers), mode=mode)

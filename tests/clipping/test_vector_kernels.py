@@ -41,10 +41,10 @@ def test_both_forms_give_the_same_bits(length: int) -> None:
             assert checksum == int(out.sum(dtype=np.int64))
             bits.append(out.tobytes())
         for scale in (2.0**20, 2.0**70):
-            total, of_rows = np.arange(length), np.full((3, LANES), 2.0**-70)
-            form.squares(np.stack([x, y, x]), of_rows)
+            total, sums = np.arange(length), np.full(3, 2.0**-70)
+            form.squares(np.stack([x, y, x]), sums)
             form.accumulate(np.stack([x, np.full_like(x, np.nan), y]), np.array([1e-20 / 3, 0.0, 1e-21]), scale, total)
-            bits.append(of_rows.tobytes() + total.tobytes())
+            bits.append(sums.tobytes() + total.tobytes())
         total = np.random.default_rng(3).integers(-(2**62), 2**62, length)
         form.mean(y, total, 2.0**-61, 0.3, 7.0, total.view(np.float32)[:length])
         bits.append(total.tobytes())
@@ -65,11 +65,14 @@ def test_lanes_add_up_to_the_squares(form: str) -> None:
     terms = (x.astype(np.float64) - y) ** 2
     assert lanes[7] == ((terms[7] + terms[7 + LANES]) + terms[7 + 2 * LANES])
     assert lanes[3] == ((terms[3] + terms[3 + LANES]) + terms[3 + 2 * LANES]) + terms[3 + 3 * LANES]
-    of_rows = np.zeros((2, LANES))
+    sums = np.zeros(2)
     for _ in range(2):
-        FORMS[form].squares(np.stack([y, x]), of_rows)
-    squares = [np.float64(x[7 + i * LANES]) ** 2 for i in range(3)]
-    assert of_rows[1, 7] == sum(squares + squares)
+        FORMS[form].squares(np.stack([y, x]), sums)
+    squares = [np.float64(number) ** 2 for number in x]
+    halved = [sum(squares[j::LANES]) for j in range(LANES)]
+    while len(halved) > 1:
+        halved = [halved[j] + halved[j + len(halved) // 2] for j in range(len(halved) // 2)]
+    assert sums[1] == 2 * halved[0]
     total = np.zeros(len(x), np.int64)
     values = np.arange(len(x)) - 100
     FORMS[form].add(aligned(values), total, lanes)

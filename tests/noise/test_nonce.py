@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from fedcgd.noise.keys import NoiseKey, _universal_hash, synthetic_nonce
+from fedcgd.noise.keys import NoiseKey, _universal_hashes, synthetic_nonce
 
 KEY = bytes(range(32))
 SUM = np.arange(100_000)
@@ -43,8 +43,10 @@ def test_random_numbers_decide_too():
     assert all(2**100 < nonce < 2**128 for nonce in nonces)  # of a fair 128 bits, none is so small
 
 
-def test_the_parts_that_are_hashed_at_a_time_do_not_matter():
-    assert _universal_hash(KEY, SUM, 4096) == _universal_hash(KEY, SUM)
+def test_each_of_the_stretches_that_are_hashed_at_a_time_counts():
+    stretches = SUM.reshape(10, -1)
+    sums = [SUM, *(SUM ^ (at == SUM) for at in (0, 55_555, 99_999)), np.roll(stretches, 1, axis=0)]
+    assert len({_universal_hashes(KEY, one.reshape(-1), at_once=8 * stretches.shape[1]) for one in sums}) == len(sums)
 
 
 def test_keys_and_runs_have_nonces_of_their_own_and_a_simulation_repeats(repeating):

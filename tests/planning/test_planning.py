@@ -141,6 +141,24 @@ def test_a_linear_model_bends_as_softmax_regression_does_at_its_start(
     assert found.counts @ found.energies == pytest.approx(0.75 * math.log(classes) / norms.mean())
 
 
+def test_public_inputs_tell_their_mean_and_directions() -> None:
+    """Of a few directions one by one, of many in groups, also with fewer examples than features; nothing else changes."""
+    x = np.random.default_rng(2).normal(size=(40, 60)) * 0.7 ** np.arange(60) + 0.1
+    for rows, features in ((40, 6), (30, 60)):
+        inputs = x[:rows, :features]
+        model = LinearModel.of_public_inputs(7 * inputs, classes=3)
+        unit = inputs / np.linalg.norm(inputs, axis=1, keepdims=True)
+        covariance = np.linalg.eigvalsh(np.cov(unit, rowvar=False, bias=True))[::-1]
+        assert model.mean_share == pytest.approx(np.square(unit.mean(0)).sum())
+        found, supposed = Landscape.linear(model), Landscape.linear(replace(model, shares=None))
+        assert found.eigenvalues[1:7] == pytest.approx(covariance[:6] * math.sqrt(3 / 4) / 3)
+        assert found.counts @ found.eigenvalues == pytest.approx(supposed.counts @ supposed.eigenvalues)
+        assert (found.counts.tolist(), found.energies.tolist()) == (
+            supposed.counts.tolist(),
+            supposed.energies.tolist(),
+        )
+
+
 def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(
     ranked, ranked_with_secrets, with_random_allocation
 ) -> None:
@@ -272,6 +290,12 @@ def test_the_run_configuration_is_one_of_the_app_and_means_the_same(
         (lambda: LinearModel(classes=1, features=4), "classes must be a whole number of at least 2, got 1"),
         (lambda: LinearModel(classes=2, features=0), "features must be a whole number of at least 1, got 0"),
         (lambda: LinearModel(classes=2, features=4, mean_share=1.0), "got 1.0"),
+        (lambda: LinearModel(classes=2, features=4, shares=(1.0,)), "4 features, got 1"),
+        *(
+            (lambda bad=bad: LinearModel.of_public_inputs(bad, classes=2), "shape")
+            for bad in ([1, 2], [[1, 2]], [[1], [math.nan]])
+        ),
+        (lambda: LinearModel.of_public_inputs([[1, 2], [1, 2]], classes=2), "mean_share"),
         (lambda: replace(PROBLEM, model=LinearModel(classes=2, features=4), hidden_layers=1), "give one of them"),
         (lambda: replace(PROBLEM, users=1), "users must be a whole number of at least 2"),
         (lambda: replace(PROBLEM, participations=0), "participations"),
@@ -313,20 +337,31 @@ def test_the_command_prints_a_table_a_program_and_a_run_configuration_or_json() 
     assert best["learning_rate"] == pytest.approx(best["progress"] / unit_progress(recipe) / 2)
 
 
-def test_a_spectrum_is_not_called_public_silently(tmp_path: Path) -> None:
-    path = tmp_path / "spectrum.json"
-    Spectrum.from_eigenvalues([0.5, 0.1, 0.02]).save(path)
-    refused = run(*ASK, "--spectrum", path)
-    assert refused.exit_code == 2
-    assert "--spectrum-is-public" in refused.stderr
-    taken, plain = figures(*ASK, "--spectrum", path, "--spectrum-is-public"), figures(*ASK)
-    assert taken["recipes"][0]["loss"] != plain["recipes"][0]["loss"]
+def test_a_measurement_is_not_called_public_silently(tmp_path: Path) -> None:
+    spectrum, inputs = tmp_path / "spectrum.json", tmp_path / "inputs.npy"
+    Spectrum.from_eigenvalues([0.5, 0.1, 0.02]).save(spectrum)
+    np.save(inputs, np.eye(20)[:, :5] + 1)
+    for given, switch in (
+        (("--spectrum", spectrum), "--spectrum-is-public"),
+        (("--classes", "3", "--inputs", inputs), "--inputs-are-public"),
+    ):
+        refused = run(*ASK, *given)
+        assert refused.exit_code == 2
+        assert switch in refused.stderr
+        taken, plain = figures(*ASK, *given, switch), figures(*ASK)
+        assert taken["recipes"][0]["loss"] != plain["recipes"][0]["loss"]
+    assert run(*ASK, "--classes", "3", "--inputs", spectrum, switch).exit_code == 2
 
 
 def test_a_linear_model_is_told_by_two_numbers() -> None:
-    half = run(*ASK, "--classes", "10")
-    assert half.exit_code == 2
-    assert "--features" in half.stderr
+    for half in (
+        ["--classes", "10"],
+        ["--inputs", "x.npy"],
+        ["--classes", "3", "--features", "4", "--inputs", "x.npy"],
+    ):
+        refused = run(*ASK, *half)
+        assert refused.exit_code == 2
+        assert "--features" in refused.stderr
     model = ("--classes", "10", "--features", "64")
     centred, uncentred = (figures(*ASK, *model, *more) for more in ((), ("--uncentred", "0.9")))
     assert centred["recipes"][0]["progress"] < uncentred["recipes"][0]["progress"]

@@ -80,12 +80,13 @@ def load(
 
 
 def _prepared(parts: tuple[Batch, Batch], angles: int | None, raw: bool) -> Data:
-    known, test = (Examples(_inputs(images, angles, raw), torch.from_numpy(labels)) for images, labels in parts)
+    known, test = (Examples(inputs(images, angles, raw), torch.from_numpy(labels)) for images, labels in parts)
     validation, train = split(known, len(known) // 10, seed=0)  # 5000 of 50,000 validate
     return Data(train, validation, test)
 
 
-def _inputs(images: NDArray[np.uint8], angles: int | None, raw: bool) -> torch.Tensor:
+def inputs(images: NDArray[np.uint8], angles: int | None, raw: bool = False) -> torch.Tensor:
+    """What a model takes of pictures (examples, 3, 32, 32): pixels, or scattering features."""
     pixels = _pixels(images)
     return pixels if angles is None else scattering.features(pixels, angles, normalise=not raw)
 
