@@ -80,10 +80,8 @@ class Candidate:
         order, keep = law.orders[0], False
         if last is not None:
             other, apart = last.candidate, _SEARCH.slope[2]
-            order, keep = (
-                last.sampler.tuples.order,
-                abs(math.log(other.sigma / self.sigma * other.epsilon / self.epsilon)) < apart,
-            )
+            order = last.sampler.tuples.order
+            keep = times <= 1 and abs(math.log(other.sigma / self.sigma * other.epsilon / self.epsilon)) < apart
         sampler = RemoveSampler.from_law(columns, law, self.likelihood, self.sigma, self.epsilon, order, keep)
         if sampler is None:
             return None
