@@ -80,10 +80,8 @@ class Candidate:
         order, keep = law.orders[0], False
         if last is not None:
             other, apart = last.candidate, _SEARCH.slope[2]
-            order, keep = (
-                last.sampler.tuples.order,
-                abs(math.log(other.sigma / self.sigma * other.epsilon / self.epsilon)) < apart,
-            )
+            order = last.sampler.tuples.order
+            keep = times <= 1 and abs(math.log(other.sigma / self.sigma * other.epsilon / self.epsilon)) < apart
         sampler = RemoveSampler.from_law(columns, law, self.likelihood, self.sigma, self.epsilon, order, keep)
         if sampler is None:
             return None
@@ -277,7 +275,8 @@ def _proposed(
                 low = max(low, position)
             elif position <= high:
                 high, enough = position, (x, pilot)
-        if not coarse and -close < excess <= 0:
+        if pilot is not None and not coarse and -close < excess <= pilot.scatter / 4:  # nearer cannot be told
+            enough = x, pilot
             break
         # −log δ is about a power of x, so that its logarithm over log x has about the same slope far away as near.
         depth = math.log(max(-math.log(likely), 0.05) / -math.log(goal))
