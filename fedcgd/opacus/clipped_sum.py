@@ -87,8 +87,11 @@ class FactoredGradients:
     def squares(self) -> Tensor:
         """Of bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64."""
         length = self.b.shape[1]
-        b_norms = torch.linalg.vector_norm(self.b, dim=2, dtype=torch.float64)
-        terms: Tensor = (b_norms * torch.linalg.vector_norm(self.a, dim=2, dtype=torch.float64)).sum(dim=1).square()
+        # Squares below 1e-323 vanish, and with them a norm; the other factor may be 1e308. 1e-150 is more than can be lost.
+        b_norms, a_norms = (
+            torch.linalg.vector_norm(one, dim=2, dtype=torch.float64).add_(1e-150) for one in (self.b, self.a)
+        )
+        terms: Tensor = (b_norms * a_norms).sum(dim=1).square()
         if length == 1:
             return terms
         few = max(1, _NUMBERS_AT_ONCE // (length * max(length, self.b.shape[2] + self.a.shape[2])))

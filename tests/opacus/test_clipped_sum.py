@@ -57,6 +57,15 @@ def test_a_sequence_whose_terms_cancel_is_clipped_although_its_gram_sum_is_zero(
     assert total.norm() <= 1
 
 
+@pytest.mark.parametrize("sizes", [(1e-200, 1e250), (1e250, 1e-200)])
+def test_a_factor_whose_squares_vanish_does_not_hide_the_other(sizes) -> None:
+    """In float64: two numbers whose squares are 0, times one that is huge."""
+    b, a = (size * torch.ones(1, 1, 2 if size < 1 else 1, dtype=torch.float64) for size in sizes)
+    total = torch.zeros(2, dtype=torch.float64)
+    add_clipped([total], [clipped_sum.FactoredGradients(b, a)])
+    assert total.norm() <= 1
+
+
 @pytest.mark.parametrize(
     ("limit", "of_five", "length"), [("_MOST_EXAMPLES", 5, 1), ("_MOST_TERMS", 5 * (4 + 2 + 5), 2)]
 )
