@@ -38,7 +38,9 @@ def _linear(
         backprops.reshape(examples, length, outputs),
     )
     small = length > 1 and (not sequences or inputs * outputs <= length * (inputs + outputs))
-    rows: dict[Any, Rows] = {layer.weight: torch.bmm(b.mT, a) if small else FactoredGradients(b, a)}
+    rows: dict[Any, Rows] = {}
+    if layer.weight.requires_grad:
+        rows[layer.weight] = torch.bmm(b.mT, a) if small else FactoredGradients(b, a)
     if layer.bias is not None:
         rows[layer.bias] = b.sum(1)
     return rows

@@ -154,3 +154,18 @@ def test_halves_round_and_are_not_refused(mode, monkeypatch):
 
     run.train(step)
     assert run.released == 3
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_an_input_that_is_overwritten_before_the_step_is_refused(mode, monkeypatch):
+    """Also once nothing is compared with autograd any more: the row of an example would hold another's input."""
+    run = Run(monkeypatch, epochs=1, mode=mode)
+    for number, (inputs, targets) in enumerate(run.loader):
+        run.backward((inputs, targets))
+        if number:
+            inputs.copy_(inputs.flip(0))
+            with pytest.raises(RuntimeError, match="overwritten"):
+                run.optimizer.step()
+            break
+        run.optimizer.step()
+    assert len(run.sums) == 1
