@@ -69,7 +69,7 @@ def test_what_is_said_of_a_line_is_right_in_the_mean_and_errs_to_either_side_abo
 def test_the_line_is_drawn_through_bounds_of_half_the_failure_each() -> None:
     """Φ through (u₁, p₁) and (u₂, p₂), with p₁ above and p₂ below what was seen, each wrong with probability failure/2."""
     count, line = 1000, (-0.8, 0.4)
-    ratios = np.concatenate([np.full(30, -1.0), np.full(670, 0.0), np.full(300, 1.0)])
+    ratios = np.concatenate([np.full(30, line[0]), np.full(670, line[1]), np.full(300, 1.0)])
 
     def above(ones: int, variance: float) -> float:
         """The mean beyond which so many ones are refuted, by a wealth that is multiplied by 1 + bet·(mean − value)."""
