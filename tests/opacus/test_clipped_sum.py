@@ -57,10 +57,16 @@ def test_a_sequence_whose_terms_cancel_is_clipped_although_its_gram_sum_is_zero(
     assert total.norm() <= 1
 
 
-def test_a_sum_that_is_too_long_for_the_margin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clipped_sum, "_MOST_EXAMPLES", 4)
-    _, (factors, _) = forms()
-    with pytest.raises(ValueError, match="4 examples"):
+@pytest.mark.parametrize(
+    ("limit", "of_five", "length"), [("_MOST_EXAMPLES", 5, 1), ("_MOST_TERMS", 5 * (4 + 2 + 5), 2)]
+)
+def test_a_sum_that_is_too_long_for_the_margin_is_refused(limit, of_five, length, monkeypatch) -> None:
+    monkeypatch.setattr(clipped_sum, "_ROWS_AT_ONCE", 4)
+    factors = clipped_sum.FactoredGradients(torch.ones(5, length, 3), torch.ones(5, length, 4))
+    monkeypatch.setattr(clipped_sum, limit, of_five)
+    add_clipped([torch.zeros(12, dtype=torch.float64)], [factors])
+    monkeypatch.setattr(clipped_sum, limit, of_five - 1)
+    with pytest.raises(ValueError, match="examples"):
         add_clipped([torch.zeros(12, dtype=torch.float64)], [factors])
 
 
