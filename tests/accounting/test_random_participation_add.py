@@ -64,6 +64,10 @@ def test_what_is_said_of_a_line_is_right_in_the_mean_and_errs_to_either_side_abo
         assert sign * (said.mean() - norm.cdf(at)) >= -error
         assert at > 2 or abs(said.mean() - norm.cdf(at)) <= error
     assert 0.9 < least.mean() / norm.cdf(at) < 1.1 or at < -4
+    direction = AddDirection.from_pilot(ratios, 8.0, 2**14, 1e-3)
+    mu = math.sqrt(2) / sigma
+    truth = norm.cdf(mu / 2 - 8 / mu) - math.exp(8) * norm.cdf(-mu / 2 - 8 / mu)
+    assert truth <= direction.confirm(ratios) <= direction.expected <= 3 * truth
 
 
 def test_the_line_is_drawn_through_bounds_of_half_the_failure_each() -> None:
