@@ -32,12 +32,12 @@ from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments import stacked_cnn
 from fedcgd_experiments.batched_descent import Labelled, Rounds, Run, accuracies
-from fedcgd_experiments.public_pictures import read, things_on_photographs
 from fedcgd_experiments.runner import Deadline, PausedError, within
 from fedcgd_experiments.stacked_cnn import Copy, Trainable
 from fedcgd_simulations import minilm, scattering
 from fedcgd_simulations.commands import group_of
 from fedcgd_simulations.models.cnn import cnn
+from fedcgd_simulations.public_pictures import read, things_on_photographs
 from fedcgd_simulations.task import Data, Examples, seeded
 from fedcgd_simulations.tasks import cifar10, imdb
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcgd_experiments.public_pictures import read, things_on_photographs
+from fedcgd_simulations.public_pictures import read, things_on_photographs
 
 
 def test_a_stamp_lies_on_a_crop_of_a_photograph(tmp_path: Path) -> None:
