@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.lib.format import open_memmap
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -13,6 +14,7 @@ from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.commands import PlanOptions
 from fedcgd.cli.options import function_named
 from fedcgd.cli.printing import budget, console, print_json, status
+from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.planning import (
     LinearModel,
     PlannedRecipe,
@@ -86,7 +88,7 @@ def _linear(asked: PlanOptions) -> LinearModel | None:
     classes, features = asked.classes, asked.features
     if asked.inputs is not None and classes is not None and features is None and not asked.uncentred:
         _check_public(str(asked.inputs), "--inputs-are-public", asked.inputs_are_public)
-        return LinearModel.of_public_inputs(open_memmap(asked.inputs, mode="r"), classes=classes)
+        return LinearModel.of_public_inputs(_numbers(asked.inputs), classes=classes)
     if classes is None and features is None and not asked.uncentred and asked.inputs is None:
         return None
     if classes is None or features is None or asked.inputs is not None:
@@ -95,6 +97,14 @@ def _linear(asked: PlanOptions) -> LinearModel | None:
             "one without --inputs: give one of the two pairs, or none of the four"
         )
     return LinearModel(classes=classes, features=features, mean_share=asked.uncentred)
+
+
+def _numbers(path: Path) -> Matrix:
+    """The array in a `.npy` file."""
+    try:
+        return np.asarray(open_memmap(path, mode="r"), np.float64)
+    except ValueError as error:
+        raise ValueError(f"{path} holds no numbers that numpy.save wrote: {error}") from error
 
 
 def _public(path: Path | None, *, sure: bool) -> Spectrum | None:
@@ -151,7 +161,8 @@ def _model(question: PlanningProblem) -> str:
     if question.spectrum is not None:
         return "as the spectrum says"
     if question.model is not None:
-        return f"linear, {question.model.features} inputs, {question.model.classes} classes"
+        like = "" if question.model.shares is None else " like the public ones"
+        return f"linear, {question.model.features} inputs{like}, {question.model.classes} classes"
     if question.hidden_layers is None:
         return "at most one hidden layer is assumed (set --hidden-layers, or --classes and --features)"
     return f"a network, hidden layers: {question.hidden_layers}"

@@ -66,9 +66,11 @@ class LinearModel:
         rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
         rows = rows - rows.mean(0)
         within = np.linalg.eigvalsh(rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows)[::-1].clip(min=0)
-        shares = np.zeros(rows.shape[1])
-        shares[: len(within)] = within / max(within.sum(), np.finfo(float).tiny)
         mean_share = 1 - float(within.sum()) / len(rows)
+        if mean_share > 1 - 1e-9:
+            raise ValueError(f"public inputs must differ from each other, got {len(rows)} that are all alike")
+        shares = np.zeros(rows.shape[1])
+        shares[: len(within)] = within / within.sum()
         return LinearModel(classes=classes, features=len(shares), mean_share=mean_share, shares=tuple(shares.tolist()))
 
 

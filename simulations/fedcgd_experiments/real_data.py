@@ -32,12 +32,12 @@ from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments import stacked_cnn
 from fedcgd_experiments.batched_descent import Labelled, Rounds, Run, accuracies
-from fedcgd_experiments.public_pictures import read, things_on_photographs
 from fedcgd_experiments.runner import Deadline, PausedError, within
 from fedcgd_experiments.stacked_cnn import Copy, Trainable
 from fedcgd_simulations import minilm, scattering
 from fedcgd_simulations.commands import group_of
 from fedcgd_simulations.models.cnn import cnn
+from fedcgd_simulations.public_pictures import read, things_on_photographs
 from fedcgd_simulations.task import Data, Examples, seeded
 from fedcgd_simulations.tasks import cifar10, imdb
 
@@ -170,8 +170,9 @@ SETS = (
     *(("cifar10", 20_000, features, 10) for features in (4800, 1200, 300)),
     ("imdb", 22_500, imdb.SIZES.features, 2),
     ("minilm", 22_500, minilm.WIDTH, 2),
+    ("cifar10-public", 45_000, 4800, 10),
 )
-"""Of linear models: data, examples, features and classes."""
+"""Of linear models: data, examples, features and classes; `cifar10-public`: features normalised with those of public pictures."""
 TEXTS = {"imdb": "softmax", "minilm": "minilm"}
 """The model of the task whose inputs a set of reviews has."""
 PLAN, PUBLIC = "plan, without amplification", "plan from public inputs"
@@ -194,6 +195,18 @@ def public_command(
     four, eight = (cifar10.inputs(pixels, angles) for angles in (4, 8))
     for features in (four, pooled(four, 4, 1200), pooled(four, 4, 300), eight):
         np.save(data / f"public-{features.shape[1]}.npy", features.numpy())
+    np.save(data / "public-raw.npy", cifar10.inputs(pixels, 4, raw=True).numpy())
+
+
+def normalised(features: Tensor, data: Path) -> Tensor:
+    """Raw features of norm 1, less the mean of the public ones in `data`, each channel over its standard deviation there."""
+    public = torch.from_numpy(np.load(data / "public-raw.npy"))
+    shape = public.shape[1:]
+    known, unit = (functional.normalize(each.flatten(1), dim=1).view(-1, *shape) for each in (public, features.cpu()))
+    mean = known.mean(0)
+    scale = (known - mean).square().mean((0, 2, 3)).sqrt().view(-1, 1, 1)
+    found: Tensor = (unit - mean) / scale
+    return found.flatten(1).to(features.device)
 
 
 def prepare_command(
@@ -225,8 +238,10 @@ def prepare_command(
         sheet.write_text(json.dumps(made))
     for name, users, features, classes in SETS:
         models = {PLAN: LinearModel(classes=classes, features=features)}
-        if public is not None and name == "cifar10":
-            inputs = np.load(public / f"public-{features}.npy")
+        if public is not None and name.startswith("cifar10"):
+            inputs = np.load(public / ("public-raw.npy" if name == "cifar10-public" else f"public-{features}.npy"))
+            if name == "cifar10-public":
+                inputs = normalised(torch.from_numpy(inputs), public).numpy()
             models[PUBLIC] = LinearModel.of_public_inputs(inputs, classes=classes)
         for (label, model), epsilon in product(models.items(), EXAM.epsilons):
             key = plan_key(label, (name, users, features), epsilon)
@@ -380,7 +395,13 @@ def feature_sets(
         planned = [label for label in (PLAN, PUBLIC) if plan_key(label, cell, EXAM.epsilons[0]) in sheet.plans]
         if name not in names or all((*cell, label) in done for label in (*ARMS, *planned)):
             continue
-        if name != "cifar10":
+        if name == "cifar10-public":
+            raw = cifar10.load(bench.data_dir, angles=4, raw=True)
+            parts = [
+                (normalised(part.inputs, bench.data_dir), part.targets)
+                for part in (raw.train, raw.validation, raw.test)
+            ]
+        elif name != "cifar10":
             data = imdb.load(TEXTS[name], bench.data_dir)
             parts = [bench.part(part, users) for part in (data.train, data.validation, data.test)]
         else:
@@ -482,7 +503,8 @@ def run_command(
     examples: Annotated[int, Option(help="the most of each part of the data; fewer to try this out")] = 45_000,
     rounds: Annotated[int, Option(help="the most of each training; fewer to try this out")] = 10**6,
     linear: Annotated[
-        str | None, Option(type=click.Choice(["cifar10", *TEXTS]), help="linear models on these alone")
+        str | None,
+        Option(type=click.Choice(dict.fromkeys(one[0] for one in SETS)), help="linear models on these alone"),
     ] = None,
 ) -> None:
     """Train everything, the most important first, until time is up; what fails is said, and the rest goes on.

@@ -62,6 +62,8 @@ def behind(rows: Sequence[Row], *, public: bool) -> dict[tuple[str, float], tupl
     """
     found = {}
     for name, by_label in cells(rows).items():
+        if POISSON not in by_label:  # a plan alone
+            continue
         for epsilon, plan in by_label[PUBLIC if public and PUBLIC in by_label else PLAN].items():
             mine = fmean(plan)
             found[name, epsilon] = best_tuned(by_label, epsilon) - mine, fmean(by_label[POISSON][epsilon]) - mine

@@ -64,12 +64,16 @@ def test_what_is_said_of_a_line_is_right_in_the_mean_and_errs_to_either_side_abo
         assert sign * (said.mean() - norm.cdf(at)) >= -error
         assert at > 2 or abs(said.mean() - norm.cdf(at)) <= error
     assert 0.9 < least.mean() / norm.cdf(at) < 1.1 or at < -4
+    direction = AddDirection.from_pilot(ratios, 8.0, 2**14, 1e-3)
+    mu = math.sqrt(2) / sigma
+    truth = norm.cdf(mu / 2 - 8 / mu) - math.exp(8) * norm.cdf(-mu / 2 - 8 / mu)
+    assert truth <= direction.confirm(ratios) <= direction.expected <= 3 * truth
 
 
 def test_the_line_is_drawn_through_bounds_of_half_the_failure_each() -> None:
     """Φ through (u₁, p₁) and (u₂, p₂), with p₁ above and p₂ below what was seen, each wrong with probability failure/2."""
     count, line = 1000, (-0.8, 0.4)
-    ratios = np.concatenate([np.full(30, -1.0), np.full(670, 0.0), np.full(300, 1.0)])
+    ratios = np.concatenate([np.full(30, line[0]), np.full(670, line[1]), np.full(300, 1.0)])
 
     def above(ones: int, variance: float) -> float:
         """The mean beyond which so many ones are refuted, by a wealth that is multiplied by 1 + bet·(mean − value)."""

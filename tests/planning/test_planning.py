@@ -295,7 +295,7 @@ def test_the_run_configuration_is_one_of_the_app_and_means_the_same(
             (lambda bad=bad: LinearModel.of_public_inputs(bad, classes=2), "shape")
             for bad in ([1, 2], [[1, 2]], [[1], [math.nan]])
         ),
-        (lambda: LinearModel.of_public_inputs([[1, 2], [1, 2]], classes=2), "mean_share"),
+        (lambda: LinearModel.of_public_inputs([[1, 2], [1, 2]], classes=2), "alike"),
         (lambda: replace(PROBLEM, model=LinearModel(classes=2, features=4), hidden_layers=1), "give one of them"),
         (lambda: replace(PROBLEM, users=1), "users must be a whole number of at least 2"),
         (lambda: replace(PROBLEM, participations=0), "participations"),

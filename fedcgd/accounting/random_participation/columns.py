@@ -122,7 +122,7 @@ class Columns:
         n, count = self.rounds, turns.shape[-1]
         places = turns * np.int64(count) + np.arange(count)
         some, size = turns < n, n * count
-        often = np.bincount(places[some], some[some], size).reshape(n, count)
+        often = np.asarray(np.bincount(places[some], some[some], size), dtype=float).reshape(n, count)
         lift = self.adjoint(self.forward(often))
         places[~some] = 0
         along, square = (np.einsum("abj,abj->j", of.ravel()[places], some) for of in (noise, lift))
