@@ -104,9 +104,8 @@ class FactoredGradients:
             )
         length = self.b.shape[1]
         # Squares below 1e-323 vanish, and with them a norm; the other factor may be 1e308. 1e-150 is more than can be lost.
-        b_norms, a_norms = (
-            torch.linalg.vector_norm(one, dim=2, dtype=torch.float64).add_(1e-150) for one in (self.b, self.a)
-        )
+        b_norms = torch.linalg.vector_norm(self.b, dim=2, dtype=torch.float64).add_(1e-150)
+        a_norms = torch.linalg.vector_norm(self.a, dim=2, dtype=torch.float64).add_(1e-150)
         terms: Tensor = (b_norms * a_norms).sum(dim=1).square()
         if length == 1:
             return terms
