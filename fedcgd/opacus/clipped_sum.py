@@ -71,17 +71,10 @@ class SparseGradients:
 
 @dataclass
 class FactoredGradients:
-    """Row i is Σ_t b_it a_itᵀ: `b` has shape (examples, T, outputs), `a` (examples, T, inputs).
-
-    Both may lie in memory of the program, which must leave them alone until they are used: in an input that was overwritten since
-    another example would stand in the row of the first, and count twice.
-    """
+    """Row i is Σ_t b_it a_itᵀ: `b` has shape (examples, T, outputs), `a` (examples, T, inputs)."""
 
     b: Tensor
     a: Tensor
-
-    def __post_init__(self) -> None:
-        self._versions = self.b._version, self.a._version
 
     def __len__(self) -> int:
         return len(self.b)
@@ -92,16 +85,7 @@ class FactoredGradients:
         return self.b.dtype
 
     def squares(self) -> Tensor:
-        """Of bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64.
-
-        Raises:
-            RuntimeError: if a factor was overwritten since.
-        """
-        if self._versions != (self.b._version, self.a._version):
-            raise RuntimeError(
-                "the input of a linear layer was overwritten between its backward pass and the step, which needs it: give the "
-                "model a tensor of its own for each backward pass, or take grad_sample_mode='functorch'"
-            )
+        """Of bounds on the norms of the rows and on a 512th of the norms of their terms, shape (examples,), float64."""
         length = self.b.shape[1]
         # Squares below 1e-323 vanish, and with them a norm; the other factor may be 1e308. 1e-150 is more than can be lost.
         b_norms = torch.linalg.vector_norm(self.b, dim=2, dtype=torch.float64).add_(1e-150)
