@@ -85,18 +85,18 @@ def plan(asked: PlanOptions) -> None:
 
 def _linear(asked: PlanOptions) -> LinearModel | None:
     """The model of the options, if they describe one."""
-    classes, features = asked.classes, asked.features
-    if asked.inputs is not None and classes is not None and features is None and not asked.uncentred:
-        _check_public(str(asked.inputs), "--inputs-are-public", asked.inputs_are_public)
-        return LinearModel.of_public_inputs(_numbers(asked.inputs), classes=classes)
-    if classes is None and features is None and not asked.uncentred and asked.inputs is None:
-        return None
-    if classes is None or features is None or asked.inputs is not None:
-        raise ValueError(
-            "a linear model is described by --classes and --features together, or --classes and --inputs, and --uncentred is of "
-            "one without --inputs: give one of the two pairs, or none of the four"
-        )
-    return LinearModel(classes=classes, features=features, mean_share=asked.uncentred)
+    match asked.classes, asked.features, asked.inputs:
+        case None, None, None if not asked.uncentred:
+            return None
+        case int(classes), int(features), None:
+            return LinearModel(classes=classes, features=features, mean_share=asked.uncentred)
+        case int(classes), None, Path() as inputs if not asked.uncentred:
+            _check_public(str(inputs), "--inputs-are-public", asked.inputs_are_public)
+            return LinearModel.of_public_inputs(_numbers(inputs), classes=classes)
+    raise ValueError(
+        "a linear model is described by --classes and --features together, or --classes and --inputs, and --uncentred is of "
+        "one without --inputs: give one of the two pairs, or none of the four"
+    )
 
 
 def _numbers(path: Path) -> Matrix:

@@ -33,14 +33,15 @@ def _linear(
     """Factors, whether or not of `sequences`; of those only where the gradients are larger."""
     examples, inputs, outputs = len(backprops), layer.in_features, layer.out_features
     length = max(1, backprops.numel() // max(1, examples * outputs))
-    a, b = (  # a copy, kept until the step: the program may use the memory of its inputs again after the backward pass
-        activations[0].to(backprops.dtype, copy=True).reshape(examples, length, inputs),
+    a, b = (
+        activations[0].to(backprops.dtype).reshape(examples, length, inputs),
         backprops.reshape(examples, length, outputs),
     )
     small = length > 1 and (not sequences or inputs * outputs <= length * (inputs + outputs))
     rows: dict[Any, Rows] = {}
     if layer.weight.requires_grad:
-        rows[layer.weight] = torch.bmm(b.mT, a) if small else FactoredGradients(b, a)
+        # What is kept until the step is a copy: after the backward pass the program may use the memory of its inputs again.
+        rows[layer.weight] = torch.bmm(b.mT, a) if small else FactoredGradients(b, a.clone())
     if layer.bias is not None:
         rows[layer.bias] = b.sum(1)
     return rows

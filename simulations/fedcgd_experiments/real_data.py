@@ -198,15 +198,28 @@ def public_command(
     np.save(data / "public-raw.npy", cifar10.inputs(pixels, 4, raw=True).numpy())
 
 
-def normalised(features: Tensor, data: Path) -> Tensor:
-    """Raw features of norm 1, less the mean of the public ones in `data`, each channel over its standard deviation there."""
-    public = torch.from_numpy(np.load(data / "public-raw.npy"))
-    shape = public.shape[1:]
-    known, unit = (functional.normalize(each.flatten(1), dim=1).view(-1, *shape) for each in (public, features.cpu()))
+def normaliser(folder: Path) -> Callable[[Tensor], Tensor]:
+    """Of raw features: scaled to norm 1, less the mean of the public ones in `folder`, each channel over its deviation there."""
+    public = torch.from_numpy(np.load(folder / "public-raw.npy"))
+
+    def unit(features: Tensor) -> Tensor:
+        return functional.normalize(features.flatten(1), dim=1).view(-1, *public.shape[1:])
+
+    known = unit(public)
     mean = known.mean(0)
     scale = (known - mean).square().mean((0, 2, 3)).sqrt().view(-1, 1, 1)
-    found: Tensor = (unit - mean) / scale
-    return found.flatten(1).to(features.device)
+
+    def normalised(features: Tensor) -> Tensor:
+        return ((unit(features) - mean.to(features.device)) / scale.to(features.device)).flatten(1)
+
+    return normalised
+
+
+def public_inputs(folder: Path, name: str, features: int) -> Any:
+    """What `public_command` made for a set."""
+    if name == "cifar10-public":
+        return normaliser(folder)(torch.from_numpy(np.load(folder / "public-raw.npy"))).numpy()
+    return np.load(folder / f"public-{features}.npy")
 
 
 def prepare_command(
@@ -239,10 +252,7 @@ def prepare_command(
     for name, users, features, classes in SETS:
         models = {PLAN: LinearModel(classes=classes, features=features)}
         if public is not None and name.startswith("cifar10"):
-            inputs = np.load(public / ("public-raw.npy" if name == "cifar10-public" else f"public-{features}.npy"))
-            if name == "cifar10-public":
-                inputs = normalised(torch.from_numpy(inputs), public).numpy()
-            models[PUBLIC] = LinearModel.of_public_inputs(inputs, classes=classes)
+            models[PUBLIC] = LinearModel.of_public_inputs(public_inputs(public, name, features), classes=classes)
         for (label, model), epsilon in product(models.items(), EXAM.epsilons):
             key = plan_key(label, (name, users, features), epsilon)
             if key not in made["plans"]:
@@ -396,11 +406,9 @@ def feature_sets(
         if name not in names or all((*cell, label) in done for label in (*ARMS, *planned)):
             continue
         if name == "cifar10-public":
-            raw = cifar10.load(bench.data_dir, angles=4, raw=True)
-            parts = [
-                (normalised(part.inputs, bench.data_dir), part.targets)
-                for part in (raw.train, raw.validation, raw.test)
-            ]
+            raw, normalised = cifar10.load(bench.data_dir, angles=4, raw=True), normaliser(bench.data_dir)
+            raws = [bench.part(part, users) for part in (raw.train, raw.validation, raw.test)]
+            parts = [(normalised(inputs), labels) for inputs, labels in raws]
         elif name != "cifar10":
             data = imdb.load(TEXTS[name], bench.data_dir)
             parts = [bench.part(part, users) for part in (data.train, data.validation, data.test)]
