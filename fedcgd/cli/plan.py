@@ -68,6 +68,8 @@ def plan(asked: PlanOptions) -> None:
                 progress=say,
             )
         )
+    simplest = None if is_hopeless(ranked) else recommended(ranked)
+    chosen = simplest if train is None else ranked[0]
     if asked.json:
         print_json(
             budget(asked.epsilon, asked.delta)
@@ -77,10 +79,11 @@ def plan(asked: PlanOptions) -> None:
                 if train is not None
                 else {"verdict": verdict(ranked), "expectation": expectation(recommended(ranked))}
             )
-            | {"users": asked.users, "recipes": [figures(one, question, asked.clip_norm) for one in ranked]}
+            | {"users": asked.users, "recommended": chosen and figures(chosen, question, asked.clip_norm)}
+            | {"recipes": [figures(one, question, asked.clip_norm) for one in ranked]}
         )
     else:
-        show(ranked, question, asked.clip_norm)
+        show(ranked, chosen, question, asked.clip_norm)
 
 
 def _linear(asked: PlanOptions) -> LinearModel | None:
@@ -168,8 +171,10 @@ def _model(question: PlanningProblem) -> str:
     return f"a network, hidden layers: {question.hidden_layers}"
 
 
-def show(ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: float) -> None:
-    """The recipes as a table, and one as Python and as a run configuration."""
+def show(
+    ranked: Sequence[PlannedRecipe], chosen: PlannedRecipe | None, question: PlanningProblem, clip_norm: float
+) -> None:
+    """The recipes as a table, and the chosen one as Python and as a run configuration."""
     secret = " or ".join(question.secret) or "none"
     console.print(
         f"{question.users} users, at most {question.participations} participations each; samplings that can be secret: {secret}; "
@@ -215,11 +220,11 @@ def show(ranked: Sequence[PlannedRecipe], question: PlanningProblem, clip_norm: 
     console.print(table)
     if not rehearsed:
         console.print(verdict(ranked), soft_wrap=True, highlight=False)
-        if is_hopeless(ranked):
-            console.print("No recipe is recommended, so none is printed as a program. --json prints all.")
-            return
-        console.print(expectation(recommended(ranked)), soft_wrap=True, highlight=False)
-    chosen = ranked[0] if rehearsed else recommended(ranked)
+    if chosen is None:
+        console.print("No recipe is recommended, so none is printed as a program. --json prints all.")
+        return
+    if not rehearsed:
+        console.print(expectation(chosen), soft_wrap=True, highlight=False)
     which = "The first recipe" if chosen is ranked[0] else f"The simplest recipe that is as good ({chosen.kind})"
     for title, text in (
         (f"{which} as Python:", as_python(chosen, question, clip_norm=clip_norm)),

@@ -322,6 +322,7 @@ def test_at_a_hopeless_budget_no_program_is_printed() -> None:
     told = figures(*words)
     assert told["verdict"] in result.output.replace("\n", " ")
     assert told["recipes"]
+    assert told["recommended"] is None
 
 
 def test_the_command_prints_a_table_a_program_and_a_run_configuration_or_json() -> None:
@@ -331,6 +332,8 @@ def test_the_command_prints_a_table_a_program_and_a_run_configuration_or_json() 
         assert words in result.stdout
     found = figures(*ASK, "--clip-norm", "2")
     assert {"users", "epsilon", "delta", "adjacency", "method"} <= set(found)
+    assert found["recommended"] in found["recipes"]
+    assert f'"{found["recommended"]["mechanism"]}"' in result.stdout
     best = found["recipes"][0]
     assert best["loss"] == min(one["loss"] for one in found["recipes"])
     recipe = Recipe(**{name: best[name] for name in Recipe.__dataclass_fields__})
