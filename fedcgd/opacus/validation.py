@@ -125,7 +125,10 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
     """
     _refuse_other_processes(module)
     if not isinstance(optimizer, optim.Optimizer):
-        raise TypeError(f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}")
+        raise TypeError(
+            f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}; to step several, take "
+            "fedcgd.central.PrivateGradient, which fills in grad for all"
+        )
     if type(optimizer).__module__.startswith("accelerate"):
         raise TypeError(
             "the optimizer was given to Accelerate's prepare() already: call make_private first, and then prepare(module, "
