@@ -52,6 +52,7 @@ class FirstBatches:
         accountant = self._accountant
         if accountant is None or not torch.is_grad_enabled() or not self._rounds.issued():
             return
+        self._rounds.pending.called = True
         _refuse_outside_parameters((args, kwargs))
         if not self._module.training or not any(hasattr(p, "grad_sample") for p in self._module.parameters()):
             return

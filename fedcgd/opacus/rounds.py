@@ -90,6 +90,8 @@ class PendingRound:
     """The gradients of how many are in the sums."""
     total: Tensor | None = None
     """The sum of the clipped gradients so far, flat, in whole steps of the lattice; None is zero."""
+    called: bool = False
+    """Whether the module was called for it, as a whole: what looks for examples that act on each other sees nothing else."""
     skips: list[bool] = field(default_factory=list)
     """For each part of the batch that `BatchMemoryManager` made, whether the step after it only adds to the sum."""
 
@@ -218,6 +220,13 @@ class Rounds:
                 "an example, or give make_private augmentation_multiplicity, with which the loader's batch has all copies of "
                 "its examples; call zero_grad after a backward pass that is for something else, as an attack on the inputs). "
                 f"To go on, {_AGAIN}",
+            )
+        if ended.clipped and not ended.called:
+            raise StepError(
+                "parts",
+                "layers of the module were called by themselves, where nothing looks for examples that act on each other or at "
+                "buffers that change: call the module that the engine returned, whose forward pass calls its layers. To go on, "
+                f"{_AGAIN}",
             )
         return ended
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from central_runs import MODES, Run
+from central_runs import MODES, Run, refused
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -45,3 +45,11 @@ def test_a_trained_parameter_that_is_itself_an_input_is_refused(monkeypatch):
         run.module(inputs, PROMPT)
     with pytest.raises(RuntimeError, match="parameter outside"):
         run.module(inputs, prompt=PROMPT)
+
+
+def test_layers_that_are_called_by_themselves_are_refused(monkeypatch):
+    """What looks for examples that act on each other, and puts buffers back, is at the module as a whole."""
+    run = Run(monkeypatch, model=nn.Sequential(nn.Linear(6, 3)))
+    with refused("parts"):
+        run.train(lambda batch: (run.loss(run.model[0](batch[0]), batch[1]).backward(), run.optimizer.step()))
+    assert run.sums == []
