@@ -54,7 +54,8 @@ class FirstBatches:
             return
         self._rounds.pending.called = True
         _refuse_outside_parameters((args, kwargs))
-        if not self._module.training or not any(hasattr(p, "grad_sample") for p in self._module.parameters()):
+        layers = (layer for layer in self._module.modules() if layer.training)  # the module itself may be in eval mode
+        if not any(hasattr(p, "grad_sample") for layer in layers for p in layer.parameters(recurse=False)):
             return
         self._batches += 1
         try:
@@ -74,6 +75,12 @@ class FirstBatches:
             self._check_collation(given)
         out = self._rounds.issued() * self._copies  # the first tensor may be no batch
         sizes = [t.shape[self._dim] for t in tensors_of(given) if t.dim() > self._dim]
+        if not sizes:
+            raise CrossExampleLeakError(
+                "whether examples act on each other cannot be told: the module is given no tensor with a row for each example, but "
+                "texts, a packed sequence or a mapping that is no dict, say. Give it tensors, as in module(**batch), and pad or "
+                "pack in its forward pass"
+            )
         rows = out if out in sizes else max(sizes[:1], default=0)
         if rows < 1:
             self._batches -= 1

@@ -1,5 +1,6 @@
 """What is clipped for an example is that example's alone, in all layers, and nothing else carries the example into the model."""
 
+from collections import UserDict
 from contextlib import nullcontext
 
 import numpy as np
@@ -107,7 +108,8 @@ def test_a_model_that_mixes_rows_is_refused(mode, what, monkeypatch):
     shape, layers, way = MIXING[what]
     data = TensorDataset(inputs_of(shape), torch.arange(SIZE) % 3)
     run = Run(monkeypatch, data=data, batch=SIZE, model=Mixing(way, layers), mode=mode)
-    for _ in range(2):
+    for whole in (True, False):
+        run.model.training = whole  # its layers are in train mode
         with pytest.raises(CrossExampleLeakError):
             run.train()
     assert run.sums == []
@@ -132,6 +134,13 @@ def test_sequences_that_were_packed_in_another_order_are_refused(mode, convert, 
     run = Run(monkeypatch, data=data, batch=SIZE, model=Packed(), mode=mode)
     with pytest.raises(CrossExampleLeakError):
         run.train(lambda batch: run.module(batch[0], convert(batch[2])))
+
+
+def test_what_is_given_no_tensor_is_refused(monkeypatch):
+    """As texts that the model itself pads to the longest: no row can be replaced to see what the others do."""
+    run = Run(monkeypatch, model=Mixing(lambda model, texts: model.out(torch.stack(texts["rows"]))))
+    with pytest.raises(CrossExampleLeakError, match="no tensor"):
+        run.train(lambda batch: run.module(UserDict(rows=list(batch[0]))))
 
 
 def test_a_model_that_does_not_repeat_itself_is_told_of(monkeypatch):
