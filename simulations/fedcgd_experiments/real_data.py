@@ -32,6 +32,7 @@ from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments import stacked_cnn
 from fedcgd_experiments.batched_descent import Labelled, Rounds, Run, accuracies
+from fedcgd_experiments.real_tables import PLAN, PUBLIC
 from fedcgd_experiments.runner import Deadline, PausedError, within
 from fedcgd_experiments.stacked_cnn import Copy, Trainable
 from fedcgd_simulations import minilm, scattering
@@ -181,8 +182,6 @@ Of these the plan from public inputs alone is trained, so that the examples that
 """
 TEXTS = {"imdb": "softmax", "minilm": "minilm"}
 """The model of the task whose inputs a set of reviews has."""
-PLAN, PUBLIC = "plan, without amplification", "plan from public inputs"
-"""The labels of the planner's recipes: from four numbers; and with inputs of public pictures for the number of features."""
 
 
 def arms_of(name: str) -> tuple[str, ...]:
