@@ -127,7 +127,7 @@ def test_each_lambda_has_the_rate_that_validation_chose(monkeypatch: pytest.Monk
 def test_a_plan_from_public_pictures_trains_alone_and_on_what_else_validates(tmp_path: Path) -> None:
     """Nothing is chosen by validation, and a run whose step failed does not end well."""
     write_python(tmp_path / "cifar-10-batches-py")
-    cell = ("cifar10-public", 50_000, 4800)
+    cell = ("cifar10-public", 50_000, 15_552)
     recipe = Recipe(mechanism="dp-sgd", sampling="none", users=50_000, steps=1, participations=2)
     plan = {"recipe": asdict(recipe), "rate": 1.0}
     sheet = real_data.Sheet(
@@ -144,7 +144,7 @@ def test_a_plan_from_public_pictures_trains_alone_and_on_what_else_validates(tmp
     with pytest.raises(SystemExit, match="features"):
         run()
     pictures = np.random.default_rng(0).integers(256, size=(6, 3, 32, 32), dtype=np.uint8)
-    np.save(tmp_path / "public-raw-4800.npy", cifar10.inputs(pictures, 4, raw=True).numpy())
+    np.save(tmp_path / "public-raw-15552.npy", cifar10.inputs(pictures, 8, raw=True).numpy())
     run()
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [(row["label"], row["users"], row["epsilon"], len(row["test"])) for row in rows] == [
