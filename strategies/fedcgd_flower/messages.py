@@ -20,7 +20,7 @@ from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.user_ids import user_ids
 from fedcgd_flower.clipping import Clipping, Steps
 from fedcgd_flower.flower_private import log_error, log_failure
-from fedcgd_flower.layout import Flat, Layout, PassthroughArray, view
+from fedcgd_flower.layout import Flat, Layout, PassthroughArray, flat_arrays, view
 from fedcgd_flower.problems import RejectionReason, rejection_reason
 
 MODEL = "model"
@@ -171,6 +171,22 @@ class NoUpdateError(RuntimeError):
     def __init__(self, reason: RejectionReason, words: str) -> None:
         super().__init__(words)
         self.reason = reason
+
+
+def trained_arrays(replied: object, layout: Layout) -> list[Flat]:
+    """The trained arrays of what a train function replied, one vector an array.
+
+    Raises NoUpdateError, with the names, shapes and types that differ, if that is not the model that it was sent.
+    """
+    if not isinstance(replied, ArrayRecord):
+        raise NoUpdateError(
+            "wrong arrays", f"the train function must reply an ArrayRecord, and gave {type(replied).__name__}"
+        )
+    try:
+        return flat_arrays(replied, layout)
+    except ValueError as error:
+        words = f"the train function did not reply the model that it was sent: {error}"
+        raise NoUpdateError("wrong arrays", words) from None
 
 
 def failed_reply(request: Message, error: Exception) -> Message:
