@@ -299,13 +299,17 @@ def scale_of(metrics: int) -> float:
 def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: Lattice) -> Integers:
     """What a user adds to the sum, in steps, shape (number of metrics,). Guarantee: its norm is at most 1.
 
-    Raises ValueError if a metric is missing or no number.
+    Raises NoUpdateError if a metric is missing or no number.
     """
     values = np.empty(len(bounds))
     for i, (name, bound) in enumerate(bounds.items()):
-        value = float(metrics[name]) if name in metrics else math.nan
+        try:
+            value = float(metrics[name])
+        except (KeyError, TypeError, ValueError):  # whose text may quote what was measured
+            value = math.nan
         if math.isnan(value):
-            raise ValueError(f"the evaluate function must reply {list(bounds)}, each a number; {name!r} is none")
+            words = f"the evaluate function must reply {list(bounds)}, each a number; {name!r} is none"
+            raise NoUpdateError("training failed", words)
         values[i] = min(max(value, 0.0), bound) / bound - 0.5
     return grid.to_steps(
         values * scale_of(len(bounds)) * (1 - 2.0**-40)
