@@ -385,6 +385,14 @@ def test_the_key_never_shows(caplog: pytest.LogCaptureFixture) -> None:
             assert form not in shown
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_model_that_nobody_can_train_from_is_refused_before_anybody_is_asked(number: float) -> None:
+    grid = two_nodes()
+    with pytest.raises(ValueError, match="finite"):
+        make().start(grid, record(np.full(SIZE, number)))
+    assert not grid.sent
+
+
 def test_who_waits_for_users_is_told_for_whom_at_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
