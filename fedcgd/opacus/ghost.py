@@ -82,8 +82,12 @@ class _OwnHooks:
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
 
     def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
-        if not _is_recomputing() and not _is_copy(module):
-            super().capture_activations_hook(module, forward_input, _forward_output)  # type: ignore[misc]
+        if _is_recomputing() or _is_copy(module):
+            return
+        if module.training and torch.is_grad_enabled() and type(module) not in self.GRAD_SAMPLERS:
+            # Autograd refuses an input of the others that is overwritten before the backward pass: it keeps the same one.
+            forward_input = [t.detach().clone() for t in forward_input]
+        super().capture_activations_hook(module, forward_input, _forward_output)  # type: ignore[misc]
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
@@ -100,8 +104,11 @@ class _OwnHooks:
             hook = super().capture_backprops_hook  # type: ignore[misc]
             hook(module, _forward_input, forward_output, loss_reduction, batch_first)
             return
+        slopes = forward_output[0].detach()
+        if loss_reduction == "sum":  # those of a mean are multiplied, which copies
+            slopes = slopes.clone()  # the program may use their memory again
         activations, backprops = self.rearrange_grad_samples(
-            module=module, backprops=forward_output[0].detach(), loss_reduction=loss_reduction, batch_first=batch_first
+            module=module, backprops=slopes, loss_reduction=loss_reduction, batch_first=batch_first
         )
         del module.max_batch_len
         known = {} if self.force_functorch else self.GRAD_SAMPLERS

@@ -106,7 +106,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 pending = self._rounds.pending
                 self._clip_and_sum(pending)
                 skipped = bool(pending.skips) and pending.skips.pop(0)
-                if skipped or pending.parts_left:
+                self._is_last_step_skipped = skipped or pending.parts_left > 0  # programs ask for it, by Opacus' name
+                if self._is_last_step_skipped:
                     return False
                 ended = self._rounds.complete()
                 assert ended.total is not None  # noqa: S101

@@ -156,16 +156,33 @@ def test_halves_round_and_are_not_refused(mode, monkeypatch):
     assert run.released == 3
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_an_input_that_is_overwritten_before_the_step_counts_as_it_was(mode, monkeypatch):
-    """Else the row of an example would hold another's input, and one example would count twice."""
-    sums = []
+class Positive(nn.Module):
+    """A layer of the program's own, of whose input autograd keeps another tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.Parameter(torch.ones(6))
+
+    def forward(self, inputs):
+        return torch.relu(inputs) * self.scales
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+@pytest.mark.parametrize("what", ["input of a pass back", "input of a pass forward", "slopes"])
+def test_what_is_overwritten_before_the_step_counts_as_it_was(what, mode, monkeypatch):
+    """Else the row of an example would hold another's numbers, and one example would count twice."""
+    sums, criterion = [], nn.CrossEntropyLoss(reduction="sum")
     for overwrites in (False, True):
-        run = Run(monkeypatch, epochs=1, mode=mode)
+        torch.manual_seed(0)
+        model = nn.Sequential(Positive(), nn.Linear(6, 3)) if what == "input of a pass forward" else None
+        run = Run(monkeypatch, epochs=1, mode=mode, model=model, loss_reduction="sum", criterion=criterion)
         for inputs, targets in run.loader:
-            run.backward((inputs, targets))
-            if overwrites:
+            outputs, slopes = run.module(inputs), functional.one_hot(targets, 3).float()
+            if overwrites and what == "input of a pass forward":
                 inputs.numpy()[:] = inputs[0]
+            outputs.backward(slopes)
+            if overwrites:
+                (slopes if what == "slopes" else inputs).numpy()[:] = 0
             run.optimizer.step()
         sums.append(run.sums)
     assert len(sums[0]) > 1

@@ -222,11 +222,13 @@ def test_overwriting_a_layers_output_is_refused_with_the_remedy(where, monkeypat
             run.train()
 
 
-def test_the_length_of_a_loader_of_physical_batches_is_opacus(monkeypatch):
-    """60 examples in batches of 12, at most 5 at once: ⌈5 · 12 / 5⌉."""
+def test_physical_batches_are_counted_as_in_opacus(monkeypatch):
+    """60 examples in batches of 12, at most 5 at once: ⌈5 · 12 / 5⌉ by its length; schedulers step where the model moves."""
     run = Run(monkeypatch, size=60, batch=12)
     with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=5, optimizer=run.optimizer) as batches:
         assert len(batches) == 12
+        moved = [not run.optimizer._is_last_step_skipped for batch in batches if run.step(batch) is None]
+    assert moved == [False, False, True] * 5
 
 
 def test_the_same_batch_after_running_out_of_memory(monkeypatch):
