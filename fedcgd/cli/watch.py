@@ -77,7 +77,7 @@ def state(path: Path) -> dict[str, Any]:
     planned, released = plan.participation.rounds, len(ended)
     hidden = scheme_of(plan.participation.sampling).hidden
     so_far = plan.quick_guarantee(released=released) if released else None
-    told = {row["release"]: row for row in record["releases"]}
+    told = {row["release"]: row for row in record["train_metrics"]}
     return outlined(run, plan.guarantee(), so_far, released) | {
         "ledger": str(path),
         "over": run["sealed"] is not None or released >= planned,

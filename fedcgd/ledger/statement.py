@@ -31,9 +31,9 @@ def export(path: Path | str) -> dict[str, Any]:
 
     Returns:
         JSON-able values: under `run` its settings, under `verification` what `verify` says, under `attempts` every attempt with
-        the size of its cohort, in order, under `releases` what was told with each model, under `measured` what was measured of it
-        afterwards, of which `kind`, under `skips` why rounds were not released, and under `users_by_participations` how many
-        users took part how often.
+        the size of its cohort, in order, under `train_metrics` what was told with each model, under `measured` what was measured
+        of it afterwards, of which `kind`, under `skips` why rounds were not released, and under `users_by_participations` how
+        many users took part how often.
 
     Raises:
         ValueError: if there is no ledger.
@@ -65,7 +65,7 @@ def records(path: Path | str) -> dict[str, Any]:
         return {
             "run": run,
             "attempts": attempts,
-            "releases": [values for kind, values in told if kind == "train"],
+            "train_metrics": [values for kind, values in told if kind == "train"],
             "measured": [{"kind": kind} | values for kind, values in told if kind != "train"],
             "skips": skips,
             "users_by_participations": dict(histogram),

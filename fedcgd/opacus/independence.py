@@ -197,17 +197,20 @@ class IndependenceProbe:
 
     def check(self) -> None:
         """Raise CrossExampleLeakError if examples meet; warn where that cannot be told."""
-        plain = self._plain()
-        again = self._trace(self._batch)
-        if again.shapes != plain.shapes or _outputs_differ(plain, again):
-            warnings.warn(
-                "the model gave another value for the same batch and the same random numbers: it draws numbers of its own, or "
-                "keeps something outside of itself. If that is something of the batch, ε does not hold; whether examples reach "
-                "each other's rows cannot be told",
-                stacklevel=2,
-            )
-            return
-        spread = _spread(plain, again)
+        plain, spread = self._plain(), 0.0
+        earlier = self._others[0][0] if self.tells else _turned(self._batch, self._dim)
+        apart = self._same_after(plain, earlier)
+        if not apart:  # then it is looked at what does this: the batch before, or anything else
+            again = self._trace(self._batch)
+            if again.shapes != plain.shapes or _outputs_differ(plain, again):
+                warnings.warn(
+                    "the model gave another value for the same batch and the same random numbers: it draws numbers of its own, "
+                    "or keeps something outside of itself. If that is something of the batch, ε does not hold; whether examples "
+                    "reach each other's rows cannot be told",
+                    stacklevel=2,
+                )
+                return
+            spread = _spread(plain, again)
         for other, replaced in self._others:
             if place := self._confirmed(plain, spread, lambda each: self._place(plain, other, replaced, each)):  # noqa: B023
                 raise CrossExampleLeakError(
@@ -221,8 +224,7 @@ class IndependenceProbe:
                     "examples, with a row for each of them). A sampler of your own (register_grad_sampler) returns example i's "
                     "gradient as row i"
                 )
-        earlier = self._others[0][0] if self.tells else _turned(self._batch, self._dim)
-        if not _equal(self._batch, earlier) and (
+        if not apart and (
             place := self._confirmed(plain, spread, lambda each: self._kept_for_later(plain, earlier, each))
         ):
             raise CrossExampleLeakError(
@@ -264,6 +266,22 @@ class IndependenceProbe:
                 return "the output"
         same = [t.shape for t in one.outputs] == [t.shape for t in two.outputs]
         return self._first_change(one, two, ~replaced, _LIMITS.by_length) if same else ""
+
+    def _same_after(self, plain: _Trace, earlier: Any) -> bool:
+        """Whether the model makes the same of the batch when another, `earlier`, came before: it draws and keeps nothing then."""
+        if _equal(self._batch, earlier):
+            return False
+        try:
+            after = self._trace(self._batch, before=earlier)
+        except InPlaceError:
+            raise
+        except Exception:  # the model refuses such a batch
+            return False
+        return (
+            after.shapes == plain.shapes
+            and not _outputs_differ(plain, after)
+            and not self._first_change(plain, after, torch.ones(self._rows, dtype=torch.bool), _LIMITS.same_shape)
+        )
 
     def _kept_for_later(self, plain: _Trace, earlier: Any, spread: float) -> str:
         """What differs when another batch came before; empty if nothing does, or if that cannot be told."""

@@ -32,6 +32,7 @@ from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments import stacked_cnn
 from fedcgd_experiments.batched_descent import Labelled, Rounds, Run, accuracies
+from fedcgd_experiments.real_tables import PLAN, PUBLIC
 from fedcgd_experiments.runner import Deadline, PausedError, within
 from fedcgd_experiments.stacked_cnn import Copy, Trainable
 from fedcgd_simulations import minilm, scattering
@@ -170,13 +171,22 @@ SETS = (
     *(("cifar10", 20_000, features, 10) for features in (4800, 1200, 300)),
     ("imdb", 22_500, imdb.SIZES.features, 2),
     ("minilm", 22_500, minilm.WIDTH, 2),
-    ("cifar10-public", 45_000, 4800, 10),
+    *(
+        ("cifar10-public", users, features, 10)
+        for users, features in ((45_000, 4800), (50_000, 4800), (50_000, 15_552))
+    ),
 )
-"""Of linear models: data, examples, features and classes; `cifar10-public`: features normalised with those of public pictures."""
+"""Of linear models: data, examples, features and classes; `cifar10-public`: features normalised with those of public pictures.
+
+Of these the plan from public inputs alone is trained, so that the examples that else validate can train too: 50,000.
+"""
 TEXTS = {"imdb": "softmax", "minilm": "minilm"}
 """The model of the task whose inputs a set of reviews has."""
-PLAN, PUBLIC = "plan, without amplification", "plan from public inputs"
-"""The labels of the planner's recipes: from four numbers; and with inputs of public pictures for the number of features."""
+
+
+def arms_of(name: str) -> tuple[str, ...]:
+    """The labels that are tuned on a set."""
+    return () if name == "cifar10-public" else tuple(ARMS)
 
 
 def noise_key(recipe: Recipe, epsilon: float) -> str:
@@ -195,12 +205,12 @@ def public_command(
     four, eight = (cifar10.inputs(pixels, angles) for angles in (4, 8))
     for features in (four, pooled(four, 4, 1200), pooled(four, 4, 300), eight):
         np.save(data / f"public-{features.shape[1]}.npy", features.numpy())
-    np.save(data / "public-raw.npy", cifar10.inputs(pixels, 4, raw=True).numpy())
+    for angles, features in ((4, four), (8, eight)):
+        np.save(data / f"public-raw-{features.shape[1]}.npy", cifar10.inputs(pixels, angles, raw=True).numpy())
 
 
-def normaliser(folder: Path) -> Callable[[Tensor], Tensor]:
-    """Of raw features: scaled to norm 1, less the mean of the public ones in `folder`, each channel over its deviation there."""
-    public = torch.from_numpy(np.load(folder / "public-raw.npy"))
+def normaliser(public: Tensor) -> Callable[[Tensor], Tensor]:
+    """Of raw features: scaled to norm 1, less the mean of the public ones, each channel over its deviation there."""
 
     def unit(features: Tensor) -> Tensor:
         return functional.normalize(features.flatten(1), dim=1).view(-1, *public.shape[1:])
@@ -218,7 +228,8 @@ def normaliser(folder: Path) -> Callable[[Tensor], Tensor]:
 def public_inputs(folder: Path, name: str, features: int) -> Any:
     """What `public_command` made for a set."""
     if name == "cifar10-public":
-        return normaliser(folder)(torch.from_numpy(np.load(folder / "public-raw.npy"))).numpy()
+        raw = torch.from_numpy(np.load(folder / f"public-raw-{features}.npy"))
+        return normaliser(raw)(raw).numpy()
     return np.load(folder / f"public-{features}.npy")
 
 
@@ -250,7 +261,7 @@ def prepare_command(
         keep(recipe, epsilon)
         sheet.write_text(json.dumps(made))
     for name, users, features, classes in SETS:
-        models = {PLAN: LinearModel(classes=classes, features=features)}
+        models = {PLAN: LinearModel(classes=classes, features=features)} if arms_of(name) else {}
         if public is not None and name.startswith("cifar10"):
             models[PUBLIC] = LinearModel.of_public_inputs(public_inputs(public, name, features), classes=classes)
         for (label, model), epsilon in product(models.items(), EXAM.epsilons):
@@ -403,12 +414,15 @@ def feature_sets(
     for name, users, features, classes in SETS:
         cell = name, users, features
         planned = [label for label in (PLAN, PUBLIC) if plan_key(label, cell, EXAM.epsilons[0]) in sheet.plans]
-        if name not in names or all((*cell, label) in done for label in (*ARMS, *planned)):
+        if name not in names or all((*cell, label) in done for label in (*arms_of(name), *planned)):
             continue
         if name == "cifar10-public":
-            raw, normalised = cifar10.load(bench.data_dir, angles=4, raw=True), normaliser(bench.data_dir)
-            raws = [bench.part(part, users) for part in (raw.train, raw.validation, raw.test)]
+            raw = cifar10.load(bench.data_dir, angles=8 if features == 15_552 else 4, raw=True)
+            normalised = normaliser(torch.from_numpy(np.load(bench.data_dir / f"public-raw-{features}.npy")))
+            raws = [bench.part(part, 45_000) for part in (raw.train, raw.validation, raw.test)]
             parts = [(normalised(inputs), labels) for inputs, labels in raws]
+            if users == 50_000:  # nothing is chosen by validation
+                parts[0] = torch.cat([parts[0][0], parts[1][0]]), torch.cat([parts[0][1], parts[1][1]])
         elif name != "cifar10":
             data = imdb.load(TEXTS[name], bench.data_dir)
             parts = [bench.part(part, users) for part in (data.train, data.validation, data.test)]
@@ -445,7 +459,7 @@ def linear(
     alone = Recipe(mechanism="dp-sgd", sampling="none", users=2, steps=1, participations=1)
     candidates: list[Try] = [
         (label, recipe, epsilon, part * users / sheet.sigma(alone, epsilon) / unit_progress(recipe))
-        for label in ARMS
+        for label in arms_of(name)
         if (*cell, label) not in done
         for recipe, epsilon, part in product(recipes_of(users, label), EXAM.epsilons, EXAM.parts)
     ]
@@ -515,7 +529,7 @@ def run_command(
         Option(type=click.Choice(dict.fromkeys(one[0] for one in SETS)), help="linear models on these alone"),
     ] = None,
 ) -> None:
-    """Train everything, the most important first, until time is up; what fails is said, and the rest goes on.
+    """Train everything, the most important first, until time is up. If one fails the rest goes on, and the command ends with 1.
 
     MiniLM's features take an hour of a core, so they are had by `--linear minilm` alone.
     """
@@ -528,14 +542,19 @@ def run_command(
     def rows() -> list[Row]:
         return [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
 
+    failed: list[str] = []
+
     def write(step: str, made: Iterator[Row]) -> None:
         started = time.monotonic()
         try:
             for row in made:
                 with output.open("a") as file:
                     print(json.dumps(row), file=file)
+        except PausedError as error:
+            print(f"{step}: time is up {error}", flush=True)
         except Exception as error:  # one step's failure must not end the rest
             print(f"{step}: {type(error).__name__}: {error}", flush=True)
+            failed.append(step)
         print(f"{step}: {time.monotonic() - started:.0f} seconds", flush=True)
 
     def networks_of(step: str, nets: Sequence[Net]) -> None:
@@ -562,6 +581,8 @@ def run_command(
     for place, nets in waiting:
         if not late():
             networks_of(f"stack {place}", nets)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 AXIS = ("dp-sgd", *(f"lambda-cgd:{lam}" for lam in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)))

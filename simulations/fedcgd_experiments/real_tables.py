@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from fedcgd_experiments.significance import paired
+
+if TYPE_CHECKING:  # what trains takes the labels from here, where there may be no matplotlib
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 UNAMPLIFIED = (
@@ -18,7 +19,9 @@ UNAMPLIFIED = (
     "DP-SGD, full batch",
 )
 """Arms that keep nothing secret."""
-POISSON, PLAN, PUBLIC = "DP-SGD, Poisson", "plan, without amplification", "plan from public inputs"
+POISSON = "DP-SGD, Poisson"
+PLAN, PUBLIC = "plan, without amplification", "plan from public inputs"
+"""Of the planner's recipes: from four numbers; and with inputs of public pictures for the number of features."""
 NETWORKS = {
     ("poisson", "dp-sgd"): "DP-SGD, Poisson, constant rate",
     ("balls-in-bins", "lambda-cgd"): "λ-CGD, Balls-in-Bins, constant rate",
@@ -91,7 +94,7 @@ def against_lambda(rows: Sequence[Row], figure: str) -> dict[float, dict[float, 
     return found
 
 
-def lambda_picture(results: Path) -> Figure:
+def lambda_picture(results: Path) -> "Figure":
     """Accuracy of a linear model against λ, the rate tuned for each λ, ± standard deviation: without sampling, and with."""
     import matplotlib.pyplot as plt
     import numpy as np
@@ -112,7 +115,7 @@ def lambda_picture(results: Path) -> Figure:
     return figure
 
 
-def picture(results: Path) -> Figure:
+def picture(results: Path) -> "Figure":
     """Accuracy against ε: linear models on 15,552 features, and the CNN, ± standard deviation."""
     import matplotlib.pyplot as plt
     import numpy as np

@@ -20,7 +20,7 @@ from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.user_ids import user_ids
 from fedcgd_flower.clipping import Clipping, Steps
 from fedcgd_flower.flower_private import log_error, log_failure
-from fedcgd_flower.layout import Flat, Layout, PassthroughArray, view
+from fedcgd_flower.layout import Flat, Layout, PassthroughArray, flat_arrays, view
 from fedcgd_flower.problems import RejectionReason, rejection_reason
 
 MODEL = "model"
@@ -173,6 +173,22 @@ class NoUpdateError(RuntimeError):
         self.reason = reason
 
 
+def trained_arrays(replied: object, layout: Layout) -> list[Flat]:
+    """The trained arrays of what a train function replied, one vector an array.
+
+    Raises NoUpdateError, with the names, shapes and types that differ, if that is not the model that it was sent.
+    """
+    if not isinstance(replied, ArrayRecord):
+        raise NoUpdateError(
+            "wrong arrays", f"the train function must reply an ArrayRecord, and gave {type(replied).__name__}"
+        )
+    try:
+        return flat_arrays(replied, layout)
+    except ValueError as error:
+        words = f"the train function did not reply the model that it was sent: {error}"
+        raise NoUpdateError("wrong arrays", words) from None
+
+
 def failed_reply(request: Message, error: Exception) -> Message:
     """The reply of a node whose training raised `error`: without its text, which may quote the user's data.
 
@@ -283,13 +299,17 @@ def scale_of(metrics: int) -> float:
 def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: Lattice) -> Integers:
     """What a user adds to the sum, in steps, shape (number of metrics,). Guarantee: its norm is at most 1.
 
-    Raises ValueError if a metric is missing or no number.
+    Raises NoUpdateError if a metric is missing or no number.
     """
     values = np.empty(len(bounds))
     for i, (name, bound) in enumerate(bounds.items()):
-        value = float(metrics[name]) if name in metrics else math.nan
+        try:
+            value = float(metrics[name])
+        except (KeyError, TypeError, ValueError):  # whose text may quote what was measured
+            value = math.nan
         if math.isnan(value):
-            raise ValueError(f"the evaluate function must reply {list(bounds)}, each a number; {name!r} is none")
+            words = f"the evaluate function must reply {list(bounds)}, each a number; {name!r} is none"
+            raise NoUpdateError("training failed", words)
         values[i] = min(max(value, 0.0), bound) / bound - 0.5
     return grid.to_steps(
         values * scale_of(len(bounds)) * (1 - 2.0**-40)

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from fedcgd_flower import messages
 from fedcgd_flower.clipping import Steps, clipped_update
 from fedcgd_flower.flower_private import is_client_fn, is_privacy_mod, log_warning, mods_after
-from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, unflatten
+from fedcgd_flower.layout import Flat, cast_as_trained, unflatten
 from fedcgd_flower.messages import (
     NoUpdateError,
     TrainTask,
@@ -18,6 +18,7 @@ from fedcgd_flower.messages import (
     answers_task,
     bounds_of,
     is_private_evaluation,
+    trained_arrays,
 )
 from fedcgd_flower.noise_provider import check_masked, keeper_reply, sum_reply
 from fedcgd_flower.problems import NOT_FINITE_WORDS, PROBLEMS, Problem
@@ -114,23 +115,15 @@ def _clipped(reply: Message, model: Flat, task: TrainTask) -> Steps:
     """The clipped update of the train function's `reply`, in steps, shape (task.size,). Raises NoUpdateError if it has none."""
     if lost := list(reply.content.config_records):
         log_warning(f"the train function also replied the records {lost}; nothing but the clipped update is sent")
-    try:
-        trained = flat_arrays(_replied_model(reply), task.layout)
-    except ValueError as error:
-        words = f"the train function did not reply the model that it was sent: {error}"
-        raise NoUpdateError("wrong arrays", words) from None
+    records = reply.content.array_records
+    if len(records) > 1:  # all but one would be lost
+        words = f"the train function replied the arrays {list(records)}, and only the update of one model is clipped and sent"
+        raise NoUpdateError("wrong arrays", words)
+    trained = trained_arrays(next(iter(records.values()), ArrayRecord()), task.layout)
     steps = clipped_update(np.concatenate(trained), cast_as_trained(model, trained, task.layout), task.clipping)
     if steps is None:
         raise NoUpdateError("not finite", NOT_FINITE_WORDS)
     return steps
-
-
-def _replied_model(reply: Message) -> ArrayRecord:
-    """The one record of arrays in `reply`. Raises ValueError if there are several, of which all but one would be lost."""
-    records = reply.content.array_records
-    if len(records) > 1:
-        raise ValueError(f"it replied the arrays {list(records)}, and only the update of one model is clipped and sent")
-    return next(iter(records.values()), ArrayRecord())
 
 
 def _evaluate(message: Message, context: Context, call_next: CallNext, keepers: "Keepers | None", user: str) -> Message:

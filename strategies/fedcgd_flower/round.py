@@ -191,7 +191,7 @@ class TrainingRounds:
     def configure(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """One message for each node that hosts a user of this round's cohort; none if the round is skipped.
 
-        Raises ValueError if the plan's rounds are used up.
+        Raises ValueError if the plan's rounds are used up, and for a model with numbers that are not finite.
         """
         round = self.releases
         if self._begun:
@@ -203,13 +203,18 @@ class TrainingRounds:
                 "a plan and a key of its own: fedcgd ledger compose says what both cost together"
             )
         layout = self.layout(arrays)
+        model = flatten(arrays, layout)
+        if not np.isfinite(model).all():
+            raise ValueError(
+                "the model has numbers that are NaN, infinite or beyond float32, and nobody can train from it: give finite "
+                "initial_arrays; if a release was like that, take a smaller server learning rate in another run"
+            )
         chosen = self.selector.wait_for(round, grid, self.directory, self.ledger, self.noise)
         if isinstance(chosen, str):
             return self._skip(chosen, "too few users that may take part were reachable")
         terms = self.noise.terms(grid, layout.size)
         if isinstance(terms, str):
             return self._skip(terms, "too few parties that make the noise were reachable")
-        model = flatten(arrays, layout)
         records = model_records(model, layout)
         self._begun = True
         request, train_config = self._inner_request(arrays, layout, config)

@@ -37,8 +37,8 @@ from fedcgd.support.numbers import plural
 from fedcgd_flower import messages
 from fedcgd_flower.clipping import Clipping, Steps, clipped_update
 from fedcgd_flower.flower_private import log_error, log_failure, log_warning
-from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, unflatten
-from fedcgd_flower.messages import TrainTask, answer, answers_task, bounds_of
+from fedcgd_flower.layout import Flat, Layout, cast_as_trained, unflatten
+from fedcgd_flower.messages import NoUpdateError, TrainTask, answer, answers_task, bounds_of, trained_arrays
 from fedcgd_flower.noise_provider import check_masked, keeper_reply, sum_reply
 from fedcgd_flower.problems import NOT_FINITE_WORDS
 from fedcgd_flower.users import is_users_query, users_reply
@@ -78,6 +78,8 @@ def run_isolated(
                     result = work(user, copy.deepcopy(config), copy.deepcopy(context))
             except _OutOfTimeError:
                 log_warning(f"a user's local training took longer than {time_limit:g} s, and was ended")
+            except NoUpdateError as error:  # a text of ours
+                log_warning(f"of a user no update is sent: {error}")
             except KeyboardInterrupt:  # the operator's
                 raise
             except BaseException as error:  # also what libraries cancel tasks with; its text may tell about the user
@@ -375,7 +377,7 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
         def train(user: str, config: ConfigRecord, context: Context) -> Flat:
             model = unflatten(work.model, work.layout)
-            return np.concatenate(flat_arrays(local_training(model, user, config, context), work.layout))
+            return np.concatenate(trained_arrays(local_training(model, user, config, context), work.layout))
 
         trained = run_isolated(work.users, work.model, work.config, context, train, time_limit=time_limit)
         return _sum_of((None if model is None else _update_of(model, work) for model in trained), work.size)

@@ -1,6 +1,7 @@
 """Many models at once descend as each would alone, by autograd, one example after the other."""
 
 import json
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedcgd.planning.recipe import Recipe
 from fedcgd_experiments import batched_descent, real_data, real_tables
 from fedcgd_experiments.batched_descent import Labelled, People, Rounds, Run, accuracies
 from fedcgd_experiments.runner import NEVER
 from fedcgd_experiments.tables import lambdas
+from fedcgd_simulations.tasks import cifar10
+from tests.helpers.cifar10_files import write_python
 
 SEEDS = (3, 8)
 CLASSES, FEATURES = 3, 4
@@ -118,3 +122,34 @@ def test_each_lambda_has_the_rate_that_validation_chose(monkeypatch: pytest.Monk
     table = lambdas(tmp_path, "")
     assert table.count("\n") == 6
     assert real_tables.lambda_picture(tmp_path).axes
+
+
+def test_a_plan_from_public_pictures_trains_alone_and_on_what_else_validates(tmp_path: Path) -> None:
+    """Nothing is chosen by validation, and a run whose step failed does not end well."""
+    write_python(tmp_path / "cifar-10-batches-py")
+    cell = ("cifar10-public", 50_000, 15_552)
+    recipe = Recipe(mechanism="dp-sgd", sampling="none", users=50_000, steps=1, participations=2)
+    plan = {"recipe": asdict(recipe), "rate": 1.0}
+    sheet = real_data.Sheet(
+        {real_data.noise_key(recipe, e): {"sigma": 1.0, "column": [1.0]} for e in real_data.EXAM.epsilons},
+        {real_data.plan_key(real_data.PUBLIC, cell, e): plan for e in real_data.EXAM.epsilons},
+    )
+    (tmp_path / "sheet.json").write_text(json.dumps(asdict(sheet)))
+
+    def run() -> None:
+        real_data.run_command(
+            tmp_path / "sheet.json", tmp_path / "rows.jsonl", tmp_path, device="cpu", linear="cifar10-public"
+        )
+
+    with pytest.raises(SystemExit, match="features"):
+        run()
+    pictures = np.random.default_rng(0).integers(256, size=(6, 3, 32, 32), dtype=np.uint8)
+    np.save(tmp_path / "public-raw-15552.npy", cifar10.inputs(pictures, 8, raw=True).numpy())
+    run()
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["label"], row["users"], row["epsilon"], len(row["test"])) for row in rows] == [
+        (real_data.PUBLIC, 50_000, epsilon, 5) for epsilon in real_data.EXAM.epsilons
+    ]
+    bench = real_data.Bench("cpu", tmp_path, 10**6, 10**6, NEVER, NEVER)
+    ((*found, data),) = real_data.feature_sets(bench, sheet, ("cifar10-public",), set())
+    assert (tuple(found), len(data.inputs), len(data.labels)) == (cell, 50, 50)

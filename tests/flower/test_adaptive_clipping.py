@@ -246,7 +246,7 @@ def test_the_record_and_the_log_tell_the_norms(tmp_path: Path, caplog: pytest.Lo
         result = make(plan(rounds=2), 4, ledger=path).start(
             FakeGrid({1: pool(users_of([0.3, 0.7, 2.0, 5.0]))}), record(np.zeros(SIZE))
         )
-    releases = export(path)["releases"]
+    releases = export(path)["train_metrics"]
     assert [r["release"] for r in releases] == [1, 2]
     assert [r["clip-norm"] for r in releases] == list(told(result, "clip-norm"))
     assert releases[0]["next-clip-norm"] == releases[1]["clip-norm"] == 1.0

@@ -242,6 +242,7 @@ def test_who_was_drawn_is_asked_in_each_try_of_the_round_however_silent(sampling
         ({"identity": "guess"}, "identity"),
         ({"hosts": ["u001"]}, "hosts must"),
         ({"trainable": "weight"}, "trainable must"),
+        ({"on_release": "wandb"}, "on_release"),
         ({"patience": "60"}, "patience must"),
         ({"patience": float("nan")}, "patience must"),
     ],
@@ -385,6 +386,14 @@ def test_the_key_never_shows(caplog: pytest.LogCaptureFixture) -> None:
             assert form not in shown
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_model_that_nobody_can_train_from_is_refused_before_anybody_is_asked(number: float) -> None:
+    grid = two_nodes()
+    with pytest.raises(ValueError, match="finite"):
+        make().start(grid, record(np.full(SIZE, number)))
+    assert not grid.sent
+
+
 def test_who_waits_for_users_is_told_for_whom_at_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,12 +409,6 @@ def test_who_waits_for_users_is_told_for_whom_at_once(
     assert "are expected" in told[0]
     assert "plan's min_separation" in told[0]
     assert told[0].endswith("waiting for up to 5 s")
-
-
-def test_nobody_is_told_of_waiting_when_everybody_is_there(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="flwr"):
-        make(patience=10.0).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
-    assert not [one for one in caplog.records if "waiting" in one.getMessage()]
 
 
 @pytest.mark.parametrize("name", ["inner", "plan", "cohort_size", "evaluation"])

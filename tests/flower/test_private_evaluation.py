@@ -36,7 +36,7 @@ from fedcgd_flower import (
     clipped_update_mod,
     sequential_training,
 )
-from fedcgd_flower.messages import answer
+from fedcgd_flower.messages import NoUpdateError, answer
 
 KEY = NoiseKey.simulation(11)
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}
@@ -132,11 +132,13 @@ def test_one_user_adds_a_vector_of_norm_at_most_1(values: list[float], bound: fl
 
 
 @pytest.mark.parametrize(
-    "bad", [{"eval_loss": math.nan, "eval_acc": 1.0}, {"eval_acc": 1.0}, {"eval_loss": "x", "eval_acc": 1}]
+    "bad",
+    [{"eval_loss": math.nan, "eval_acc": 1.0}, {"eval_acc": 1.0}, {"eval_loss": "4711", "eval_acc": "x 4711"}, None],
 )
-def test_no_number_is_no_answer(bad) -> None:
-    with pytest.raises(ValueError, match=r"number|convert"):
+def test_no_number_is_no_answer_and_named_by_its_metric_alone(bad) -> None:
+    with pytest.raises(NoUpdateError, match=r"eval_(loss|acc)") as raised:
         answer(bad, BOUNDS, Lattice(2.0**-10))
+    assert "4711" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["pool", "mod"])

@@ -85,9 +85,7 @@ def test_the_users_of_both_nodes_take_part(tmp_path: Path) -> None:
 def test_without_the_code_on_the_second_node_no_round_begins(tmp_path: Path) -> None:
     run, seen = simulate(tmp_path, code_on_second=False)
     assert run.returncode != 0
-    assert re.search(
-        r"ValueError: ([12] of 2 nodes have not said which users they host|no user is there .* none can be)", run.stdout
-    ), run.stdout
+    assert re.search(r"^ValueError: after \d+ s: ", run.stdout, re.MULTILINE), run.stdout
     assert seen == []
 
 

@@ -207,3 +207,13 @@ def test_a_user_whose_training_raises_is_logged_by_where_and_without_the_text(ca
     assert f"failed with RuntimeError at {__file__}, line {line}" in caplog.text
     assert "4711" not in caplog.text
     assert "ann" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("replied", "named"), [(ArrayRecord({"w": Array(np.zeros(4, np.float32))}), "(4,)"), ({"w": 1}, "dict")]
+)
+def test_the_log_of_a_pool_says_how_a_replied_model_differs(replied, named: str, caplog) -> None:
+    result = ask(FakeGrid({1: hosting(["ann"], sequential_training(lambda *_: replied))}), 1, ("ann",))
+    assert isinstance(result, NodeSum)
+    assert not result.answered
+    assert named in caplog.text

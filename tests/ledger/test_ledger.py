@@ -48,7 +48,7 @@ def test_what_was_measured_is_there_when_the_run_goes_on(path):
         assert list(ledger.metrics("evaluate").items()) == [(1, {"accuracy": 0.25}), (2, {"accuracy": 0.75})]
         assert ledger.metrics("other") == {}
     exported = export(path)
-    assert exported["releases"] == [{"release": 2, "kind": 3.0}]
+    assert exported["train_metrics"] == [{"release": 2, "kind": 3.0}]
     assert exported["measured"][0] == {"kind": "evaluate", "release": 1, "accuracy": 0.25}
 
 

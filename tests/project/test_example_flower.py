@@ -91,6 +91,6 @@ def test_a_copy_with_a_name_of_its_own_runs(tmp_path: Path, run_app: Callable[..
     assert app["project"]["name"] == "my-app"
     assert {name.split(".")[0] for name in app["tool"]["flwr"]["app"]["components"].values()} == {"my_app"}
     run_app(tmp_path / "my-app", "my_app")
-    NoiseKey.from_file(tmp_path / "noise.key")  # for nobody else's eyes, or this raises
-    assert figures("ledger", "verify", "run.db")["released"] == 2
+    NoiseKey.from_file(tmp_path / "my.key")  # for nobody else's eyes, or this raises
+    assert figures("ledger", "verify", "my.db")["released"] == 2
     assert not any(name.startswith("digits_app") for name in sys.modules)
