@@ -77,9 +77,9 @@ class FirstBatches:
         sizes = [t.shape[self._dim] for t in tensors_of(given) if t.dim() > self._dim]
         if not sizes:
             raise CrossExampleLeakError(
-                "whether examples act on each other cannot be told: the module is given no tensor with a row for each example, but "
-                "texts, a packed sequence or a mapping that is no dict, say. Give it tensors, as in module(**batch), and pad or "
-                "pack in its forward pass"
+                "whether examples act on each other cannot be told: the module is given no tensor with a row for each example, "
+                "but texts, a packed sequence or a mapping that is no dict, say. Give it tensors, as in module(**batch), and pad "
+                "or pack in its forward pass"
             )
         rows = out if out in sizes else max(sizes[:1], default=0)
         if rows < 1:
