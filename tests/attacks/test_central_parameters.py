@@ -16,6 +16,7 @@ CHANGES = {
     ),
     "another group of the wrapped": lambda run: run.base.add_param_group({"params": [nn.Parameter(torch.zeros(3))]}),
     "another layer": lambda run: run.model.__setitem__(2, nn.Linear(5, 3)),
+    "another dtype": lambda run: run.model.double().register_forward_pre_hook(lambda _, given: given[0].double()),
 }
 
 

@@ -89,8 +89,3 @@ def test_coins_are_fair_and_independent(name):
     b, rate = participation.min_separation, participation.sampling_rate
     both = [len(set(found[t]) & set(found[u])) for t in range(ROUNDS) for u in range(t + 1, ROUNDS) if (u - t) % b == 0]
     assert abs(np.mean(both) - EXAMPLES / b * rate**2) < 2
-
-
-def test_too_few_examples_are_refused():
-    with pytest.raises(ValueError, match="too few"):
-        parts_of(SAMPLINGS["none"], 5)

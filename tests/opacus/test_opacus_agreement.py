@@ -161,15 +161,11 @@ def test_halves_round_and_are_not_refused(mode, monkeypatch):
     assert run.released == 3
 
 
-class Positive(nn.Module):
+class Positive(nn.PReLU):
     """A layer of the program's own, of whose input autograd keeps another tensor."""
 
-    def __init__(self):
-        super().__init__()
-        self.scales = nn.Parameter(torch.ones(6))
-
     def forward(self, inputs):
-        return torch.relu(inputs) * self.scales
+        return torch.relu(inputs) * self.weight
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
@@ -179,7 +175,7 @@ def test_what_is_overwritten_before_the_step_counts_as_it_was(what, mode, monkey
     sums, criterion = [], nn.CrossEntropyLoss(reduction="sum")
     for overwrites in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(Positive(), nn.Linear(6, 3)) if what == "input of a pass forward" else None
+        model = nn.Sequential(Positive(6), nn.Linear(6, 3)) if what == "input of a pass forward" else None
         run = Run(monkeypatch, epochs=1, mode=mode, model=model, loss_reduction="sum", criterion=criterion)
         for inputs, targets in run.loader:
             outputs, slopes = run.module(inputs), functional.one_hot(targets, 3).float()

@@ -90,20 +90,6 @@ def test_parts_of_a_batch_that_ranks_cannot_share():
     assert epoch_of(loader, accumulation_steps=1, ranks=4) == Epoch(examples=12, steps=6, parts=4)
 
 
-@pytest.mark.parametrize("after", [0, 1])
-def test_another_dtype_afterwards(after, monkeypatch):
-    run = Run(monkeypatch)
-    batches = iter(run.loader)
-    for _ in range(after):
-        run.step(next(batches))
-    run.module.double()
-    inputs, targets = next(batches)
-    run.backward((inputs.double(), targets))
-    with pytest.raises(RuntimeError, match="another dtype"):
-        run.optimizer.step()
-    assert run.released == after
-
-
 @pytest.mark.parametrize("name", ["lambda-cgd", "band-inv-mf"])
 def test_a_mechanism_without_its_number(name):
     model = nn.Linear(6, 3)
