@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from fedcgd.participation import Participation
 from fedcgd.participation.samplings import Rows
@@ -32,6 +32,28 @@ def parts_of(participation: Participation, examples: int) -> int:
     return parts
 
 
+def refuse_repeated(data: Any) -> None:
+    """Raise ValueError if `data` has an example of the data sets that it was made from more than once."""
+    origins = _origins_of(data) if isinstance(data, Subset | ConcatDataset) else []
+    last = {origin: i for i, origin in enumerate(origins)}
+    if repeated := [i for i, origin in enumerate(origins) if last[origin] != i]:  # the earlier ones
+        raise ValueError(
+            f"the data set has example {repeated[0]} and {len(repeated) - 1} others more than once (a Subset with repeated "
+            "indices, or the same data set twice in a ConcatDataset): ε counts an example once in its round. To weigh examples, "
+            "weigh their losses"
+        )
+
+
+def _origins_of(data: Any) -> list[tuple[int, int]]:
+    """For each example: (which data set without parts, its index there)."""
+    if isinstance(data, ConcatDataset):
+        return [origin for part in data.datasets for origin in _origins_of(part)]
+    if isinstance(data, Subset):
+        whole = _origins_of(data.dataset)
+        return [whole[int(i)] for i in data.indices]
+    return [(id(data), i) for i in range(len(data))]
+
+
 class Examples:
     """`data[i]` for the rows of a round, stacked.
 
@@ -45,7 +67,7 @@ class Examples:
 
     Raises:
         TypeError: if an example is no tuple.
-        ValueError: for copies without a transform, and without examples.
+        ValueError: for copies without a transform, without examples, and for an example that is there more than once.
     """
 
     def __init__(self, data: Any, transform: Transform | None, copies: int) -> None:
@@ -61,6 +83,7 @@ class Examples:
             )
         if not len(data):
             raise ValueError("the data set has no examples")
+        refuse_repeated(data)
         if not isinstance(data[0], tuple | list) or len(data[0]) < 2:
             raise TypeError(
                 f"data[i] must be a tuple (*inputs, target), got {type(data[0]).__name__}: wrap the data set in one whose "
@@ -103,6 +126,11 @@ class Examples:
 
 
 def _stacked(parts: tuple[Tensor, ...]) -> Tensor:
+    if odd := next((type(part).__name__ for part in parts if not isinstance(part, Tensor)), None):
+        raise TypeError(
+            f"data[i] must be a tuple of tensors and numbers, and a part of it is made into a {odd}: give a mapping's tensors as "
+            "parts of their own, and numbers in the place of texts"
+        )
     other = next((part.shape[1:] for part in parts if part.shape != parts[0].shape), None)
     if other is not None:
         raise ValueError(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
-from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
+from opacus.grad_sample.functorch import ft_compute_per_sample_gradient, prepare_layer
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from opacus.grad_sample.gsm_base import OPACUS_PARAM_MONKEYPATCH_ATTRS
 from torch import Tensor, nn
@@ -78,13 +78,17 @@ class _OwnHooks:
     short_forms: dict[Any, Sampler]
     hooks_enabled: bool
     GRAD_SAMPLERS: dict[Any, Sampler]
-    force_functorch: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
 
     def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
         if _is_recomputing() or _is_copy(module):
             return
         if module.training and torch.is_grad_enabled() and type(module) not in self.GRAD_SAMPLERS:
+            if odd := [type(t).__name__ for t in forward_input if not isinstance(t, Tensor)]:
+                raise TypeError(
+                    f"a {type(module).__name__} has parameters of its own and is given a {odd[0]}, and gradients of examples are "
+                    "made of tensors alone: keep it as an attribute of the layer, or put the parameters into a layer of their own"
+                )
             # Autograd refuses an input of the others that is overwritten before the backward pass: it keeps the same one.
             forward_input = [t.detach().clone() for t in forward_input]
         super().capture_activations_hook(module, forward_input, _forward_output)  # type: ignore[misc]
@@ -111,9 +115,17 @@ class _OwnHooks:
             module=module, backprops=slopes, loss_reduction=loss_reduction, batch_first=batch_first
         )
         del module.max_batch_len
-        known = {} if self.force_functorch else self.GRAD_SAMPLERS
+        known = {} if hasattr(module, "ft_compute_sample_grad") else self.GRAD_SAMPLERS
         sampler = self.short_forms.get(type(module)) or known.get(type(module), ft_compute_per_sample_gradient)
-        for parameter, rows in sampler(module, activations, backprops).items():
+        try:
+            found = sampler(module, activations, backprops)
+        except Exception as error:
+            error.add_note(
+                f"There are no gradients of examples of a {type(module).__name__} as this model uses it. Put parameters that are "
+                "next to layers into a layer of their own; fedcgd.central.PrivateGradient trains nearly every model"
+            )
+            raise
+        for parameter, rows in found.items():
             if parameter.requires_grad:
                 parameter._forward_counter -= 1
                 earlier = parameter.grad_sample
@@ -153,6 +165,8 @@ def with_sample_gradients(
         for layer in module.modules():
             if type(layer).__module__.startswith("torch.nn") and getattr(layer, "inplace", False):
                 layer.inplace = False  # the same numbers: torch lets nobody overwrite the output of a layer with hooks
+            if isinstance(layer, nn.LayerNorm) and getattr(layer, "bias", None) is None:
+                prepare_layer(layer, batch_first=batch_first)  # Opacus' own sampler asks for the bias
         kind: Any = SampleModule if wrap_model else SampleHooks
         module = kind(
             module, batch_first=batch_first, loss_reduction=loss_reduction, force_functorch=mode == "functorch"

@@ -9,14 +9,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
 )
 
+from fedcgd.central.batches import refuse_repeated
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.rounds import Epoch
@@ -47,13 +46,7 @@ def epoch_of(data_loader: DataLoader[Any], accumulation_steps: int, ranks: int =
             "from the whole data set: give it a plain DataLoader, over a torch.utils.data.Subset if not all examples shall be "
             "used"
         )
-    repeated = _repeated(data_loader.dataset)
-    if repeated:
-        raise ValueError(
-            f"the data set has example {repeated[0]} and {len(repeated) - 1} others more than once (a Subset with repeated "
-            "indices, or the same data set twice in a ConcatDataset): ε counts an example once in its round. To weigh examples, "
-            "weigh their losses"
-        )
+    refuse_repeated(data_loader.dataset)
     batches = len(data_loader)
     if not batches:
         raise ValueError(f"the data loader has no batch: its data set has {len(data_loader.dataset)} examples")  # type: ignore[arg-type]
@@ -69,25 +62,6 @@ def epoch_of(data_loader: DataLoader[Any], accumulation_steps: int, ranks: int =
             f"got {accumulation_steps}"
         )
     return Epoch(examples=len(data_loader.dataset), steps=batches // accumulation_steps, parts=parts)  # type: ignore[arg-type]
-
-
-def _repeated(dataset: Any) -> list[int]:
-    """Which examples of `dataset` are one example of the data sets that it was made from, again."""
-    if not isinstance(dataset, Subset | ConcatDataset):
-        return []
-    origins = _origins_of(dataset)
-    last = {origin: i for i, origin in enumerate(origins)}
-    return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
-
-
-def _origins_of(dataset: Any) -> list[tuple[int, int]]:
-    """For each example: (which data set without parts, its index there)."""
-    if isinstance(dataset, ConcatDataset):
-        return [origin for part in dataset.datasets for origin in _origins_of(part)]
-    if isinstance(dataset, Subset):
-        whole = _origins_of(dataset.dataset)
-        return [whole[int(i)] for i in dataset.indices]
-    return [(id(dataset), i) for i in range(len(dataset))]
 
 
 def check_fits(participation: Participation, epoch: Epoch) -> None:
@@ -125,7 +99,10 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
     """
     _refuse_other_processes(module)
     if not isinstance(optimizer, optim.Optimizer):
-        raise TypeError(f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}")
+        raise TypeError(
+            f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}; to step several, take "
+            "fedcgd.central.PrivateGradient, which fills in grad for all"
+        )
     if type(optimizer).__module__.startswith("accelerate"):
         raise TypeError(
             "the optimizer was given to Accelerate's prepare() already: call make_private first, and then prepare(module, "

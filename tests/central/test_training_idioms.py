@@ -6,7 +6,7 @@ import torch
 from plans import make_plan
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.central import PrivateGradient
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused_before_anything_begins():
         (model(), (row for row in data), {}, "got generator"),
         (model(), data, {"augmentation_multiplicity": 2}, "needs a transform"),
         (model(), data, {"micro_batch": 0}, "got 0"),
-        (model(), data, {"micro_batch": -3}, "got -3"),
+        (model(), ConcatDataset([data, Subset(data, [-1])]), {}, "once in its round"),
         (model(), data, {"key": bytes(32)}, "NoiseKey"),
     ):
         with pytest.raises((TypeError, ValueError), match=error):
@@ -193,5 +193,6 @@ def test_examples_that_cannot_be_stacked_say_what_to_do():
     with pytest.raises(ValueError, match=r"\([23], 5\).*micro_batch=1"):
         step(ragged)
     step(ragged, micro_batch=1)
-    with pytest.raises(TypeError, match="got Tensor"):
-        step([(x[:2], y) for x, y in ragged], transform=lambda x, y: x)
+    for transform, odd in ((lambda x, y: x, "got Tensor"), (lambda x, y: ({"x": x}, y), "a dict")):
+        with pytest.raises(TypeError, match=odd):
+            step([(x[:2], y) for x, y in ragged], transform=transform)

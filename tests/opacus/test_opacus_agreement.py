@@ -22,6 +22,8 @@ class Around(nn.Module):
     def __init__(self, how):
         super().__init__()
         self.how, self.first, self.inner, self.last = how, nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        if how == "norm without bias":
+            self.inner = nn.LayerNorm(4, bias=False)
 
     def forward(self, inputs):
         x, inner = torch.tanh(self.first(inputs)), self.inner
@@ -32,6 +34,8 @@ class Around(nn.Module):
                 x = functional.linear(torch.tanh(inner(x)), inner.weight)
             case "weight transposed":
                 x = inner(x) @ inner.weight
+            case "norm without bias":
+                x = inner(x)
         return self.last(x)
 
 
@@ -56,9 +60,10 @@ def agrees(found, expected):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_a_layer_that_is_used_twice_is_right(mode, monkeypatch):
+@pytest.mark.parametrize("how", ["twice", "norm without bias"])
+def test_a_layer_that_is_used_twice_is_right(how, mode, monkeypatch):
     torch.manual_seed(0)
-    assert agrees(*private_sum(monkeypatch, Around("twice"), mode, torch.randn(SIZE, 6)))
+    assert agrees(*private_sum(monkeypatch, Around(how), mode, torch.randn(SIZE, 6)))
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
