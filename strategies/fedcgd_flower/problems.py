@@ -56,7 +56,8 @@ HINTS: dict[RejectionReason, str] = {
     "left out": "a user's training raised, took too long, or ended with numbers that are not finite, or the node's "
     "users(context) did not name it any more; a node's own log says which of these",
     "no answer": "the node was too slow (raise timeout=), or is gone",
-    "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
+    "client error": "a ClientApp raised outside of fedcgd's code (clipped_update_mod must be the first of its mods), or keepers= "
+    "was given to nodes or server alone; a node's own log says which",
     "altered reply": "what fedcgd sent was changed, or something was added to it, before it left the node: take the "
     "mods that stand before clipped_update_mod out of its ClientApp, or put them after it; what they added was not read",
     "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",

@@ -48,6 +48,7 @@ def followed(script: str, folder: Path, variables: dict[str, str], limit: float)
             while (left := started_by_the_page(folder / "flower")) and time.monotonic() < deadline:
                 time.sleep(0.5)
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also loops of the shell, which have no FLWR_HOME of their own
             end(folder / "flower")
     return code, (folder / "output.log").read_text(errors="replace"), left
