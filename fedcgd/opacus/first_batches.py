@@ -52,7 +52,6 @@ class FirstBatches:
         accountant = self._accountant
         if accountant is None or not torch.is_grad_enabled() or not self._rounds.issued():
             return
-        self._rounds.pending.called = True
         _refuse_outside_parameters((args, kwargs))
         layers = (layer for layer in self._module.modules() if layer.training)  # the module itself may be in eval mode
         if not any(hasattr(p, "grad_sample") for layer in layers for p in layer.parameters(recurse=False)):
@@ -68,6 +67,7 @@ class FirstBatches:
                     f"{found}. If this is no leak, say why in make_private(assume_independent=…), which is recorded with the run"
                 ) from found
             warnings.warn(f"assumed to be no leak ({accountant.assumed_independent}): {found}", stacklevel=2)
+        self._rounds.pending.called = True
 
     def _probe(self, given: Any) -> None:
         if not self._collation_seen:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
-from opacus.grad_sample.functorch import ft_compute_per_sample_gradient, prepare_layer
+from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from opacus.grad_sample.gsm_base import OPACUS_PARAM_MONKEYPATCH_ATTRS
 from torch import Tensor, nn
@@ -79,6 +79,10 @@ class _OwnHooks:
     hooks_enabled: bool
     GRAD_SAMPLERS: dict[Any, Sampler]
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
+
+    def _get_module_type(self, module: nn.Module) -> type[object]:
+        """By which type Opacus looks for a sampler: its own one of LayerNorm asks for the bias."""
+        return object if isinstance(module, nn.LayerNorm) and module.bias is None else type(module)
 
     def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
         if _is_recomputing() or _is_copy(module):
@@ -165,8 +169,6 @@ def with_sample_gradients(
         for layer in module.modules():
             if type(layer).__module__.startswith("torch.nn") and getattr(layer, "inplace", False):
                 layer.inplace = False  # the same numbers: torch lets nobody overwrite the output of a layer with hooks
-            if isinstance(layer, nn.LayerNorm) and getattr(layer, "bias", None) is None:
-                prepare_layer(layer, batch_first=batch_first)  # Opacus' own sampler asks for the bias
         kind: Any = SampleModule if wrap_model else SampleHooks
         module = kind(
             module, batch_first=batch_first, loss_reduction=loss_reduction, force_functorch=mode == "functorch"

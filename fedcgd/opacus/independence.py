@@ -198,17 +198,17 @@ class IndependenceProbe:
     def check(self) -> None:
         """Raise CrossExampleLeakError if examples meet; warn where that cannot be told."""
         plain, spread = self._plain(), 0.0
+        if plain.rows and self._rows not in plain.rows:
+            raise CrossExampleLeakError(
+                f"whether examples act on each other cannot be told: gradients have {max(plain.rows)} rows, and the first tensor "
+                f"that the module is given has {self._rows}, as it is for a list with a tensor for each example. Give it tensors "
+                "with a row for each example: stack them, or pad them in the data set to one length"
+            )
         earlier = self._others[0][0] if self.tells else _turned(self._batch, self._dim)
         apart = self._same_after(plain, earlier)
         if not apart:  # then it is looked at what does this: the batch before, or anything else
             again = self._trace(self._batch)
-            if again.shapes != plain.shapes or _outputs_differ(plain, again):
-                warnings.warn(
-                    "the model gave another value for the same batch and the same random numbers: it draws numbers of its own, "
-                    "or keeps something outside of itself. If that is something of the batch, ε does not hold; whether examples "
-                    "reach each other's rows cannot be told",
-                    stacklevel=2,
-                )
+            if not _repeats_itself(plain, again):
                 return
             spread = _spread(plain, again)
         for other, replaced in self._others:
@@ -239,7 +239,12 @@ class IndependenceProbe:
         if not found:
             return ""
         spread = max([spread, *(_spread(plain, self._trace(self._batch)) for _ in range(_LIMITS.repeats))])
-        return found if all(place(spread) for _ in range(_LIMITS.repeats)) else ""
+        if all(place(spread) for _ in range(_LIMITS.repeats)):
+            return found
+        _repeats_itself(
+            self._trace(self._batch), self._trace(self._batch)
+        )  # something goes by the number of calls, perhaps
+        return ""
 
     def _place(self, plain: _Trace, other: Any, replaced: Tensor, spread: float) -> str:
         """Where rows are others than in `plain` though they were not `replaced`; empty if that is nowhere, or cannot be told."""
@@ -341,7 +346,7 @@ class IndependenceProbe:
             if quiet and not any(p.requires_grad for p in layer.parameters(recurse=False)):
                 layer.training = False
         everywhere = (*tensors_of(batch), *module.parameters())
-        with same_random_numbers(everywhere), torch.enable_grad():
+        with same_random_numbers(everywhere), torch.enable_grad(), _outside_checkpoints():
             if seed is not None:
                 seed_all(seed)
             if before is not None:
@@ -470,6 +475,21 @@ def copy_apart(module: nn.Module) -> nn.Module:
 
 
 @contextmanager
+def _outside_checkpoints() -> Iterator[None]:
+    """A checkpoint around the model's call counts what is kept for its backward pass, and functorch takes no hooks for that."""
+    top: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+    taken = []
+    while (hooks := top(True)) is not None:
+        taken.append(hooks)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(taken):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+@contextmanager
 def _without(hooks: Any) -> Iterator[None]:
     if hooks is not None:
         hooks.disable_hooks()
@@ -564,6 +584,19 @@ def _changed(one: Tensor, other: Tensor, limit: float) -> Tensor:
 def _outputs_differ(one: _Trace, other: _Trace) -> bool:
     pairs = zip(one.outputs, other.outputs, strict=True)
     return any(bool(_changed(pair[0][None], pair[1][None], _limit_of(pair[0])).any()) for pair in pairs)
+
+
+def _repeats_itself(one: _Trace, other: _Trace) -> bool:
+    """Whether the model made the same of the same batch twice; a warning if not."""
+    if one.shapes == other.shapes and not _outputs_differ(one, other):
+        return True
+    warnings.warn(
+        "the model gave another value for the same batch and the same random numbers: it draws numbers of its own, or keeps "
+        "something outside of itself. If that is something of the batch, ε does not hold; whether examples reach each other's "
+        "rows cannot be told",
+        stacklevel=3,
+    )
+    return False
 
 
 def _limit_of(values: Tensor) -> float:

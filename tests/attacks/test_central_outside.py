@@ -1,10 +1,14 @@
 """Nothing that is trained stands outside of the private module and before it: its gradients would be plain sums."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from central_runs import MODES, Run, refused
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from fedcgd.opacus import CrossExampleLeakError
 
 PROMPT = nn.Parameter(torch.zeros(6))
 ENCODER = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
@@ -47,9 +51,24 @@ def test_a_trained_parameter_that_is_itself_an_input_is_refused(monkeypatch):
         run.module(inputs, prompt=PROMPT)
 
 
-def test_layers_that_are_called_by_themselves_are_refused(monkeypatch):
-    """What looks for examples that act on each other, and puts buffers back, is at the module as a whole."""
-    run = Run(monkeypatch, model=nn.Sequential(nn.Linear(6, 3)))
+class Centred(nn.Sequential):
+    def forward(self, inputs):
+        return super().forward(inputs - inputs.mean(0))
+
+
+@pytest.mark.parametrize("first", ["nothing", "a call in eval mode", "a call that is refused"])
+def test_layers_that_are_called_by_themselves_are_refused(first, monkeypatch):
+    """What looks for examples that act on each other, and puts buffers back, is at the module as a whole, as it is trained."""
+    run = Run(monkeypatch, model=Centred(nn.Linear(6, 3)))
+
+    def step(batch):
+        run.model.train(first == "a call that is refused")
+        if first != "nothing":
+            with suppress(CrossExampleLeakError):
+                run.module(batch[0])
+        run.loss(run.model.train()[0](batch[0]), batch[1]).backward()
+        run.optimizer.step()
+
     with refused("parts"):
-        run.train(lambda batch: (run.loss(run.model[0](batch[0]), batch[1]).backward(), run.optimizer.step()))
+        run.train(step)
     assert run.sums == []

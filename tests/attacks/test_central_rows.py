@@ -1,5 +1,6 @@
 """What is clipped for an example is that example's alone, in all layers, and nothing else carries the example into the model."""
 
+import itertools
 from collections import UserDict
 from contextlib import nullcontext
 
@@ -136,17 +137,23 @@ def test_sequences_that_were_packed_in_another_order_are_refused(mode, convert, 
         run.train(lambda batch: run.module(batch[0], convert(batch[2])))
 
 
-def test_what_is_given_no_tensor_is_refused(monkeypatch):
-    """As texts that the model itself pads to the longest: no row can be replaced to see what the others do."""
-    run = Run(monkeypatch, model=Mixing(lambda model, texts: model.out(torch.stack(texts["rows"]))))
-    with pytest.raises(CrossExampleLeakError, match="no tensor"):
-        run.train(lambda batch: run.module(UserDict(rows=list(batch[0]))))
+@pytest.mark.parametrize("kind", [UserDict, dict])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_given_no_tensor_of_the_batch_is_refused(mode, kind, monkeypatch):
+    """As texts, or a tensor for each, that the model pads to the longest: no row can be replaced to see what the others do."""
+    run = Run(monkeypatch, model=Mixing(lambda model, texts: model.out(torch.stack(texts["rows"]))), mode=mode)
+    with pytest.raises(CrossExampleLeakError, match="cannot be told"):
+        run.train(lambda batch: run.module(kind(rows=list(batch[0]))))
 
 
-def test_a_model_that_does_not_repeat_itself_is_told_of(monkeypatch):
+GENERATOR, CALLS = torch.Generator().manual_seed(1), itertools.count()
+UNLIKE = {"draws": lambda: torch.randn(6, generator=GENERATOR), "counts calls": lambda: next(CALLS) % 2}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_a_model_that_does_not_repeat_itself_is_told_of(what, monkeypatch):
     """Its rows cannot be judged by what the model answers, but by the slopes."""
-    generator = torch.Generator().manual_seed(1)
-    drawing = Mixing(lambda model, x: model.out(x + torch.randn(6, generator=generator)))
+    drawing = Mixing(lambda model, x: model.out(x + UNLIKE[what]()))
     run = Run(monkeypatch, model=drawing, size=SIZE, batch=SIZE)
     with pytest.warns(UserWarning, match="cannot be"):
         run.train()

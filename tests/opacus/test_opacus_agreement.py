@@ -22,13 +22,13 @@ class Around(nn.Module):
     def __init__(self, how):
         super().__init__()
         self.how, self.first, self.inner, self.last = how, nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        if how == "norm without bias":
+        if "norm" in how:
             self.inner = nn.LayerNorm(4, bias=False)
 
     def forward(self, inputs):
         x, inner = torch.tanh(self.first(inputs)), self.inner
         match self.how:
-            case "twice":
+            case "twice" | "norm twice":
                 x = inner(torch.tanh(inner(x)))
             case "weight alone":
                 x = functional.linear(torch.tanh(inner(x)), inner.weight)
@@ -60,7 +60,7 @@ def agrees(found, expected):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-@pytest.mark.parametrize("how", ["twice", "norm without bias"])
+@pytest.mark.parametrize("how", ["twice", "norm without bias", "norm twice"])
 def test_a_layer_that_is_used_twice_is_right(how, mode, monkeypatch):
     torch.manual_seed(0)
     assert agrees(*private_sum(monkeypatch, Around(how), mode, torch.randn(SIZE, 6)))

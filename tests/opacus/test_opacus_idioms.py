@@ -1,6 +1,7 @@
 """Idioms of honest programs: each works, or is refused in words that name the remedy."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -192,12 +193,16 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_activations_that_are_computed_again(mode, reentrant, monkeypatch):
+def test_activations_that_are_computed_again(mode, whole, reentrant, monkeypatch):
     sums = []
     for how in (reentrant, None):
-        run = Run(monkeypatch, model=Checkpointed(how), mode=mode, epochs=1)
-        run.train()
+        run = Run(monkeypatch, model=Checkpointed(None if whole else how), mode=mode, epochs=1)
+        if whole and how is not None:
+            run.module = partial(checkpoint, run.module, use_reentrant=how)
+        for inputs, targets in run.loader:
+            run.step((inputs.requires_grad_(), targets))
         sums.append(torch.stack(run.sums))
     assert torch.allclose(*sums, atol=1e-5)
 
