@@ -156,8 +156,10 @@ def with_sample_gradients(
     """
     if mode not in MODES:
         raise ValueError(f"grad_sample_mode must be hooks, functorch or ghost, got {mode!r}")
+    if type(module) is GradSampleModule:
+        module = module._module  # it gets other hooks: Opacus' own keep what the program may overwrite
     if isinstance(module, AbstractGradSampleModule):
-        if getattr(module, "mode", "") != mode and not (type(module) is GradSampleModule and mode != "ghost"):
+        if getattr(module, "mode", "") != mode:
             raise ValueError(
                 f"the module is a {type(module).__name__} already, and grad_sample_mode {mode!r} needs another; give "
                 "module.to_standard_module() instead"

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from central_runs import Run
+from opacus import GradSampleModule
 from oracles_gradients import clipped_sum
 from torch import nn
 from torch.nn import functional
@@ -169,17 +170,21 @@ class Positive(nn.PReLU):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-@pytest.mark.parametrize("what", ["input of a pass back", "input of a pass forward", "slopes"])
+@pytest.mark.parametrize(
+    "what", ["input of a pass back", "input of a pass forward", "input of a pass forward, wrapped", "slopes"]
+)
 def test_what_is_overwritten_before_the_step_counts_as_it_was(what, mode, monkeypatch):
     """Else the row of an example would hold another's numbers, and one example would count twice."""
     sums, criterion = [], nn.CrossEntropyLoss(reduction="sum")
     for overwrites in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(Positive(6), nn.Linear(6, 3)) if what == "input of a pass forward" else None
+        model = nn.Sequential(Positive(6), nn.Linear(6, 3)) if what.startswith("input of a pass forward") else None
+        if "wrapped" in what:
+            model = GradSampleModule(model)
         run = Run(monkeypatch, epochs=1, mode=mode, model=model, loss_reduction="sum", criterion=criterion)
         for inputs, targets in run.loader:
             outputs, slopes = run.module(inputs), functional.one_hot(targets, 3).float()
-            if overwrites and what == "input of a pass forward":
+            if overwrites and what.startswith("input of a pass forward"):
                 inputs.numpy()[:] = inputs[0]
             outputs.backward(slopes)
             if overwrites:
