@@ -160,7 +160,7 @@ class IndependenceProbe:
         self._mode = mode
         self._batch = tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, batch)
         sizes = [t.shape[batch_dim] for t in tensors_of(batch) if t.dim() > batch_dim]
-        self._rows = max(sizes[:1], default=0) if rows is None else rows
+        self._sizes, self._rows = set(sizes), max(sizes[:1], default=0) if rows is None else rows
         self._copies, self._whole = copies, (self._batch, self._rows)
         if self._rows % copies == 0 and _rows_are_all(batch, batch_dim, self._rows):
             self._take(*self._few())
@@ -193,17 +193,21 @@ class IndependenceProbe:
                 if found.rows == {self._rows}:
                     return found
             self._take(*self._whole)
+        found = self._trace(self._batch)
+        if not found.rows or self._rows in found.rows:
+            return found
+        if not (rows := found.rows & self._sizes):  # of a tensor after the first
+            raise CrossExampleLeakError(
+                f"whether examples act on each other cannot be told: gradients have {max(found.rows)} rows, and no tensor that "
+                f"the module is given has as many, but {self._rows}, as it is for a list with a tensor for each example. Give it "
+                "tensors with a row for each example: stack them, or pad them in the data set to one length"
+            )
+        self._take(self._whole[0], max(rows))
         return self._trace(self._batch)
 
     def check(self) -> None:
         """Raise CrossExampleLeakError if examples meet; warn where that cannot be told."""
         plain, spread = self._plain(), 0.0
-        if plain.rows and self._rows not in plain.rows:
-            raise CrossExampleLeakError(
-                f"whether examples act on each other cannot be told: gradients have {max(plain.rows)} rows, and the first tensor "
-                f"that the module is given has {self._rows}, as it is for a list with a tensor for each example. Give it tensors "
-                "with a row for each example: stack them, or pad them in the data set to one length"
-            )
         earlier = self._others[0][0] if self.tells else _turned(self._batch, self._dim)
         apart = self._same_after(plain, earlier)
         if not apart:  # then it is looked at what does this: the batch before, or anything else

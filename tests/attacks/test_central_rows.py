@@ -160,12 +160,20 @@ def test_a_model_that_does_not_repeat_itself_is_told_of(what, monkeypatch):
     assert run.released == 1
 
 
+@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_that_is_not_the_first_tensor_is_looked_at(mode, monkeypatch):
-    late = Mixing(lambda model, grid, x: model.out(x - x.mean(0)) + grid.sum())
-    run = Run(monkeypatch, size=SIZE, batch=SIZE, model=late, mode=mode)
-    with pytest.raises(CrossExampleLeakError):
-        run.train(lambda batch: run.module(torch.ones(5, 1), batch[0]))
+def test_a_batch_that_is_not_the_first_tensor_is_looked_at(mode, parts, mixes, monkeypatch):
+    late = Mixing(lambda model, grid, x: model.out(x - mixes * x.mean(0)) + grid.sum())
+    run = Run(monkeypatch, size=SIZE, batch=SIZE, epochs=1, model=late, mode=mode)
+
+    def step(batch):
+        for inputs, targets in zip(*(part.chunk(parts) for part in batch), strict=True):
+            run.loss(run.module(torch.ones(5, 1), inputs), targets).backward()
+        run.optimizer.step()
+
+    with pytest.raises(CrossExampleLeakError) if mixes else nullcontext():
+        run.train(step)
 
 
 LOSSES = {
