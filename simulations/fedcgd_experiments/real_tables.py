@@ -77,9 +77,9 @@ def by_epsilon(rows: Sequence[Row]) -> dict[str, dict[float, list[float]]]:
     """Networks: arm → ε → test accuracies in percent of the seeds that test."""
     found: dict[str, dict[float, list[float]]] = {}
     for row in rows:
-        if row.get("figure") == "figure-4":
+        if row.get("figure") in ("figure-4", PLAN):
             recipe = row["recipe"]
-            label = NETWORKS[recipe["sampling"], recipe["mechanism"].split(":")[0]]
+            label = PLAN if row["figure"] == PLAN else NETWORKS[recipe["sampling"], recipe["mechanism"].split(":")[0]]
             found.setdefault(label, {}).setdefault(row["epsilon"], []).append(100 * row["test"])
     return found
 
@@ -128,7 +128,7 @@ def picture(results: Path) -> "Figure":
     for axes, arms, title in zip(panels, (linear, by_epsilon(rows)), titles, strict=True):
         for number, (label, by) in enumerate(arms.items()):
             x = sorted(by)
-            means, spreads = [fmean(by[e]) for e in x], [float(np.std(by[e], ddof=1)) for e in x]
+            means, spreads = [fmean(by[e]) for e in x], [float(np.std(by[e], ddof=len(by[e]) > 1)) for e in x]
             secret = {"linestyle": ":"} if "Poisson" in label or "Bins" in label else {}
             axes.errorbar(x, means, yerr=spreads, marker="osD^vP*X"[number], capsize=2, label=label, **secret)
         axes.set_xscale("log")

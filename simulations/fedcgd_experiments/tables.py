@@ -349,8 +349,9 @@ def spread(accuracies: Iterable[float]) -> str:
 
 
 def spread_of_percent(values: Sequence[float]) -> str:
-    """As `spread`, of what is in percent."""
-    return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else ""
+    """As `spread`, of what is in percent; of one value the value alone."""
+    deviation = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):.1f}{deviation}" if values else ""
 
 
 def _cell(one: Tuned | None, row: Comparison | None) -> str:
