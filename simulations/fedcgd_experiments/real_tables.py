@@ -121,10 +121,10 @@ def picture(results: Path) -> "Figure":
     import numpy as np
 
     rows = rows_of(results)
-    figure, panels = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
     linear = {label: by for label, by in cells(rows)["cifar10-45000-15552"].items() if not label.endswith("Poisson")}
     linear[POISSON] = cells(rows)["cifar10-45000-15552"][POISSON]
-    titles = ("linear model, 15,552 scattering features", "CNN, 10 epochs of batches of 128")
+    titles = ("linear model, 15,552 scattering features", "CNN, 10 epochs; batches of 128, the plan's of 1071")
     for axes, arms, title in zip(panels, (linear, by_epsilon(rows)), titles, strict=True):
         for number, (label, by) in enumerate(arms.items()):
             x = sorted(by)
@@ -136,5 +136,5 @@ def picture(results: Path) -> "Figure":
         axes.minorticks_off()
         axes.set(title=f"CIFAR-10 (JPEG): {title}", xlabel="ε at δ = 1e-5", ylabel="test accuracy, %")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
     return figure
