@@ -245,9 +245,8 @@ class IndependenceProbe:
         spread = max([spread, *(_spread(plain, self._trace(self._batch)) for _ in range(_LIMITS.repeats))])
         if all(place(spread) for _ in range(_LIMITS.repeats)):
             return found
-        _repeats_itself(
-            self._trace(self._batch), self._trace(self._batch)
-        )  # something goes by the number of calls, perhaps
+        # Something goes by the number of calls, perhaps.
+        _repeats_itself(self._trace(self._batch), self._trace(self._batch))
         return ""
 
     def _place(self, plain: _Trace, other: Any, replaced: Tensor, spread: float) -> str:

@@ -416,8 +416,9 @@ def feature_sets(
         planned = [label for label in (PLAN, PUBLIC) if plan_key(label, cell, EXAM.epsilons[0]) in sheet.plans]
         if name not in names or all((*cell, label) in done for label in (*arms_of(name), *planned)):
             continue
+        angles = 8 if features == 15_552 else 4
         if name == "cifar10-public":
-            raw = cifar10.load(bench.data_dir, angles=8 if features == 15_552 else 4, raw=True)
+            raw = cifar10.load(bench.data_dir, angles=angles, raw=True)
             normalised = normaliser(torch.from_numpy(np.load(bench.data_dir / f"public-raw-{features}.npy")))
             raws = [bench.part(part, 45_000) for part in (raw.train, raw.validation, raw.test)]
             parts = [(normalised(inputs), labels) for inputs, labels in raws]
@@ -427,7 +428,6 @@ def feature_sets(
             data = imdb.load(TEXTS[name], bench.data_dir)
             parts = [bench.part(part, users) for part in (data.train, data.validation, data.test)]
         else:
-            angles = 8 if features == 15_552 else 4
             parts = [(pooled(inputs, angles, features)[:users], labels[:users]) for inputs, labels in scattered(angles)]
         train, *looked_at = ((with_one(inputs), labels) for inputs, labels in parts)
         yield name, users, features, Labelled(*train, tuple(looked_at), classes)
